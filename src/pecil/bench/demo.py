@@ -1,0 +1,71 @@
+"""The demonstration: digits one class at a time, PEC next to a network that forgets."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pecil.bench.experiment import Progress, planned, run
+from pecil.files import written_whole
+from pecil.methods import METHODS
+from pecil.methods.learner import Array
+
+LOOKS: dict[str, dict[str, Any]] = {  # told apart by line and marker as well as by colour
+    "pec": {"color": "#0b4f8a", "linestyle": "-", "marker": "o"},
+    "finetuning": {"color": "#c2571a", "linestyle": "--", "marker": "s", "markerfacecolor": "w"},
+}
+
+
+def curves(seeds: Sequence[int], progress: Progress | None = None) -> dict[str, Array]:
+    """Measure the accuracy over the classes seen so far, after each new class.
+
+    Returns
+    -------
+    dict
+        By method, an array (seeds, classes).
+    """
+    runs = [(method, seed) for method in LOOKS for seed in seeds]
+    rows: dict[str, list[list[float]]] = {method: [] for method in LOOKS}
+    for done, (method, seed) in enumerate(runs, start=1):
+        result = run(planned(method, "digits", seed=seed), device="cpu", per_task=True)
+        rows[method].append(result.accuracy_after_task)
+        if progress is not None:
+            progress(done, len(runs))
+    return {method: np.array(accuracies) for method, accuracies in rows.items()}
+
+
+def plot(measured: Mapping[str, Array], path: str | os.PathLike[str]) -> None:
+    """Draw what `curves` measured into a picture file; needs no display."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError('drawing needs matplotlib: pip install "pecil[plot]"') from error
+    figure = Figure(figsize=(7, 4), dpi=160, layout="constrained")
+    axes = figure.subplots()
+    for method, accuracies in measured.items():
+        mean, spread = 100 * accuracies.mean(axis=0), 100 * accuracies.std(axis=0)
+        n_classes = np.arange(1, len(mean) + 1)
+        look = LOOKS[method]
+        axes.fill_between(n_classes, mean - spread, mean + spread, color=look["color"], alpha=0.15)
+        axes.plot(n_classes, mean, linewidth=2, markersize=7, markeredgewidth=1.5, **look)
+        axes.annotate(
+            f"{METHODS[method].title}\n{mean[-1]:.0f} %",
+            (n_classes[-1], mean[-1]),
+            xytext=(12, 0),
+            textcoords="offset points",
+            va="center",
+            color=look["color"],
+            weight="bold",
+            annotation_clip=False,
+        )
+    axes.set_title("Digits, one class at a time, each sample seen once", loc="left", pad=12)
+    axes.set_xlabel("classes learned so far")
+    axes.set_ylabel("test accuracy on them (%)")
+    axes.set_xticks(n_classes)
+    axes.set_xlim(0.7, n_classes[-1] + 1.6)
+    axes.set_ylim(0, 104)
+    axes.grid(axis="y", color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
+    with written_whole(path) as temporary:
+        figure.savefig(temporary)

@@ -1,0 +1,535 @@
+"""The command line.
+
+Exit codes: 0 done, 1 the request cannot be met (a message says why), 2 the
+command was not understood, 130 stopped by Ctrl-C. Models and tables are written
+whole or not at all. ``--json`` makes standard output pure JSON; progress goes to
+standard error, and only to a terminal.
+"""
+
+import csv
+import json
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+try:
+    import typer
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Table
+except ImportError:
+    raise SystemExit('pecil: the command line needs more: pip install "pecil[cli]"') from None
+
+import pecil
+from pecil.files import written_whole
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pecil import PEC
+    from pecil.bench import Result
+    from pecil.data import Dataset
+
+CHUNK = 1000  # samples between two updates of a progress bar
+
+app = typer.Typer(
+    name="pecil",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, nothing else.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, ...")]
+Data = Annotated[
+    str,
+    typer.Argument(help="A dataset's name, a folder of images per class, .npz, .csv, .parquet."),
+]
+Label = Annotated[str | None, typer.Option(help="The column of labels in a table.")]
+Model = Annotated[Path, typer.Argument(help="A saved model.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Where to save the model.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting.")
+]
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    METHODS = "methods"
+    DATASETS = "datasets"
+    TABLES = "tables"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; mistakes become a message and exit code 1."""
+    try:
+        app(args=arguments, prog_name="pecil")
+    except (ValueError, OSError, ImportError) as error:
+        print(f"pecil: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print("pecil", pecil.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _pecil(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Learn new classes one at a time, from a single pass, without forgetting."""
+
+
+@app.command()
+def run(
+    method: Annotated[str, typer.Argument(help="See: pecil list methods.")],
+    dataset: Data,
+    split: Annotated[
+        str | None,
+        typer.Option(metavar="T/C", help="Tasks / classes per task [default: one class a task]."),
+    ] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="May be repeated [default: 0].")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 to N - 1.", metavar="N")] = None,
+    changes: Changes = None,
+    per_task: Annotated[bool, typer.Option(help="Test after every task, too.")] = False,
+    save_results: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Append the results to a file.")
+    ] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Train a method through a stream of tasks and test it."""
+    from pecil.bench import planned, store
+    from pecil.bench import run as carry_out
+
+    if seed and seeds:
+        raise typer.BadParameter("give --seed or --seeds, not both")
+    settings = _parsed(changes)
+    results = []
+    for number in range(seeds) if seeds else seed or [0]:
+        experiment = planned(method, dataset, split, number, **settings)
+        with _progress(f"{method} on {dataset}, seed {number}") as show:
+            result = carry_out(experiment, device=device, per_task=per_task, progress=show)
+        results.append(result)
+        if save_results is not None:
+            store.append(save_results, result)
+    if as_json:
+        _print_json([result.row() for result in results])
+    else:
+        _print_results(results)
+
+
+@app.command()
+def fit(
+    data: Data,
+    output: Output,
+    architecture: Annotated[
+        str | None, typer.Option(help="auto, mlp, conv or linear: of students and teacher.")
+    ] = None,
+    student_width: Annotated[int | None, typer.Option(help="Hidden units of a student.")] = None,
+    teacher_width: Annotated[int | None, typer.Option(help="Hidden units of the teacher.")] = None,
+    budget: Annotated[int | None, typer.Option(help="Parameters per class.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of Adam.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
+    changes: Changes = None,
+    seed: Annotated[int, typer.Option(help="Decides the teacher; equal in models to merge.")] = 0,
+    label: Label = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Learn DATA from nothing and save the model.
+
+    A dataset of the benchmark starts from the paper's settings. Where the data has
+    a test part, the accuracy on it is printed.
+    """
+    from pecil.bench.experiment import settings_for
+
+    _check_folder(output)
+    options = {
+        "architecture": architecture,
+        "student_width": student_width,
+        "teacher_width": teacher_width,
+        "budget": budget,
+        "lr": lr,
+        "epochs": epochs,
+        "random_state": seed,
+        "device": device,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    model = pecil.PEC().set_params(**settings_for("pec", data) | given | _parsed(changes))
+    samples = _load(data, label)
+    if model.mean is None and model.std is None:
+        model.set_params(mean=samples.mean, std=samples.std)
+    with _progress(f"learning {len(samples.train_x):,} samples"):
+        model.fit(samples.train_x, samples.train_y)
+    model.save(output)
+    _print_saved(model, output, samples, as_json)
+
+
+@app.command()
+def learn(
+    model: Model,
+    data: Data,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Where to save [default: the model's own file]."),
+    ] = None,
+    label: Label = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Go on learning: more samples of known classes, and new classes."""
+    target = output or model
+    _check_folder(target)
+    learner = _model(model, device)
+    samples = _load(data, label)
+    learner.set_params(expected_samples=_expected(learner, samples.train_y))
+    with _progress(f"learning {len(samples.train_x):,} samples"):
+        learner.partial_fit(samples.train_x, samples.train_y)
+    learner.save(target)
+    _print_saved(learner, target, samples, as_json)
+
+
+@app.command()
+def predict(
+    model: Model,
+    data: Data,
+    novelty: Annotated[bool, typer.Option("--novelty", help="Add the smallest error.")] = False,
+    reject_as: Annotated[
+        str | None,
+        typer.Option(metavar="LABEL", help="The label of samples that resemble no known class."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A CSV file [default: print it].")
+    ] = None,
+    label: Label = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Name the class of every sample, as CSV; of the test part where there is one."""
+    if output is not None:
+        _check_folder(output)
+    learner = _model(model, device)
+    samples = _load(data, label)
+    x, y = (
+        (samples.train_x, samples.train_y)
+        if samples.test_x is None
+        else (samples.test_x, samples.test_y)
+    )
+    rows = _predictions(learner, x, novelty, reject_as)
+    facts: dict[str, Any] = {"samples": len(rows), "accuracy": _accuracy(rows, y)}
+    if output is not None:
+        with written_whole(output) as temporary, temporary.open("w", newline="") as file:
+            _write_csv(file, rows)
+        facts["output"] = output
+    if as_json:
+        _print_json(facts if output else facts | {"predictions": rows})
+    elif output is None:
+        _write_csv(sys.stdout, rows)
+    else:
+        _print_facts(facts)
+
+
+@app.command()
+def info(model: Model, as_json: Json = False) -> None:
+    """Show what a saved model is and knows."""
+    facts = _facts(_model(model, "cpu"), model)
+    if as_json:
+        _print_json(facts)
+    else:
+        classes = [(str(c["label"]), f"{c['samples']:,}") for c in facts.pop("classes")]
+        _print_facts(facts | facts.pop("settings"))
+        _print_table(("class", "samples seen"), classes)
+
+
+@app.command()
+def merge(
+    models: Annotated[list[Path], typer.Argument(help="Two models or more.")],
+    output: Output,
+    as_json: Json = False,
+) -> None:
+    """Put models that learned different classes together; nothing is trained again."""
+    if len(models) < 2:
+        raise typer.BadParameter("expected two models or more")
+    _check_folder(output)
+    merged = _model(models[0], "cpu")
+    for path in models[1:]:
+        merged.merge(_model(path, "cpu"))
+    merged.save(output)
+    _print_saved(merged, output, None, as_json)
+
+
+@app.command(name="list")
+def list_(kind: Kind, as_json: Json = False) -> None:
+    """List the methods, the datasets or the paper's tables."""
+    from pecil.bench.tables import definitions
+    from pecil.data import DATASETS
+    from pecil.methods import METHODS
+
+    methods = ("name", "title", "buffer", "description", "reference")
+    datasets = ("name", "title", "shape", "n_classes", "n_train", "n_test", "source", "licence")
+    rows: list[dict[str, Any]] = {
+        Kind.METHODS: [{n: getattr(m, n) for n in methods} for m in METHODS.values()],
+        Kind.DATASETS: [{n: getattr(d, n) for n in datasets} for d in DATASETS.values()],
+        Kind.TABLES: [{"name": n, "title": t["title"]} for n, t in definitions().items()],
+    }[kind]
+    if as_json:
+        _print_json(rows)
+    else:
+        header = [name.replace("_", " ") for name in rows[0]]
+        _print_table(header, [[_shown(v) for v in row.values()] for row in rows])
+
+
+@app.command()
+def table(
+    name: Annotated[
+        str | None, typer.Argument(help="See: pecil list tables [default: all].")
+    ] = None,
+    results: Annotated[Path, typer.Option(help="A file of results, or a folder of them.")] = Path(
+        "results"
+    ),
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A Markdown file [default: print it].")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show our results next to the paper's, as Markdown."""
+    from pecil.bench import store, tables
+
+    files = sorted(results.glob("*.jsonl")) if results.is_dir() else [results]
+    found, damaged = store.read(files)
+    for line in damaged:
+        print(f"pecil: set aside: {line}", file=sys.stderr)
+    if as_json:
+        names = [name] if name else list(tables.definitions())
+        _print_json({n: [asdict(cell) for cell in tables.cells(n, found)] for n in names})
+        return
+    text = tables.markdown(name, found) if name else tables.page(found)
+    if output is None:
+        print(text, end="")
+    else:
+        with written_whole(output) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to save the plot.")] = Path(
+        "pecil-demo.png"
+    ),
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Runs to average.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Teach digits one class at a time: PEC next to a network that forgets."""
+    from pecil.bench.demo import curves, plot
+    from pecil.methods import METHODS
+
+    _check_folder(output)
+    with _progress("digits, one class at a time") as show:
+        measured = curves(range(seeds), show)
+    plot(measured, output)
+    means = {method: accuracies.mean(axis=0).tolist() for method, accuracies in measured.items()}
+    if as_json:
+        _print_json({"accuracy": means, "seeds": seeds, "plot": output})
+        return
+    _print_table(
+        ["classes learned", *(METHODS[method].title for method in means)],
+        [
+            [str(n), *(f"{100 * accuracy:.1f} %" for accuracy in row)]
+            for n, row in enumerate(zip(*means.values(), strict=True), start=1)
+        ],
+        title=f"Accuracy on the classes learned so far, mean of {seeds} runs",
+    )
+    print(f"plot: {output}")
+
+
+def _parsed(changes: Sequence[str] | None) -> dict[str, Any]:
+    """Read KEY=VALUE; values are TOML, bare words are strings."""
+    settings = {}
+    for change in changes or ():
+        key, equals, text = change.partition("=")
+        if not equals or not key.strip():
+            raise typer.BadParameter(f"expected --set KEY=VALUE, got {change!r}")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        settings[key.strip()] = value
+    return settings
+
+
+def _check_folder(path: Path) -> None:
+    """Refuse to begin what could not be saved in the end."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}")
+
+
+def _model(path: Path, device: str) -> "PEC":
+    return pecil.PEC.load(path, device=device)
+
+
+def _load(data: str, label: str | None) -> "Dataset":
+    from pecil.data import load
+
+    with _progress(f"loading {data}"):
+        return load(data, label=label)
+
+
+def _expected(model: "PEC", labels: "np.ndarray") -> Any:
+    """Let the learning rate of new classes fall over the samples that are there."""
+    given = model.expected_samples
+    if isinstance(given, int):
+        return given
+    return {**(given or {}), **Counter(x for x in labels.tolist() if x not in model.samples_seen_)}
+
+
+def _predictions(
+    model: "PEC", x: "np.ndarray", novelty: bool = False, reject_as: str | None = None
+) -> list[dict[str, Any]]:
+    """Predict chunk by chunk: one row (index, label and, if asked, novelty) per sample."""
+    options = {} if reject_as is None else {"reject_as": reject_as}
+    rows: list[dict[str, Any]] = []
+    with _progress(f"predicting {len(x):,} samples") as show:
+        for start in range(0, len(x), CHUNK):
+            chunk = x[start : start + CHUNK]
+            for label in model.predict(chunk, **options):
+                rows.append({"index": len(rows), "label": label})
+            if novelty:
+                for row, value in zip(rows[start:], model.novelty(chunk), strict=True):
+                    row["novelty"] = float(value)
+            show(len(rows), len(x))
+    return rows
+
+
+def _accuracy(rows: Sequence[Mapping[str, Any]], y: "np.ndarray | None") -> float | None:
+    """Return the share of right labels, None where the labels are not known."""
+    if y is None:
+        return None
+    return sum(bool(row["label"] == t) for row, t in zip(rows, y, strict=True)) / len(rows)
+
+
+def _write_csv(file: TextIO, rows: Sequence[Mapping[str, Any]]) -> None:
+    writer = csv.DictWriter(file, fieldnames=rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def _facts(model: "PEC", path: Path) -> dict[str, Any]:
+    """Return what there is to say about a saved model."""
+    return {
+        "model": path,
+        "bytes": path.stat().st_size,
+        "input_shape": model.input_shape_,
+        "n_parameters": model.n_parameters_,
+        "n_parameters_per_class": model.n_parameters_per_class_,
+        "classes": [{"label": c, "samples": model.samples_seen_[c]} for c in model.classes_],
+        "settings": model.get_params(),
+    }
+
+
+def _print_saved(model: "PEC", path: Path, samples: "Dataset | None", as_json: bool) -> None:
+    """Report on a model just saved, with its accuracy where there are samples to test it."""
+    facts = _facts(model, path)
+    if samples is not None and samples.test_x is not None and samples.test_y is not None:
+        rows = _predictions(model, samples.test_x)
+        facts["accuracy"] = _accuracy(rows, samples.test_y)
+    if as_json:
+        _print_json(facts)
+    else:
+        _print_facts(facts | {"classes": len(facts["classes"]), "settings": None})
+
+
+@contextmanager
+def _progress(description: str) -> Iterator[Callable[[float, float], None]]:
+    """Show a spinner and the time, a bar once the steps are known; only on a terminal."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(description, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, default=_plain, ensure_ascii=False, indent=2))
+
+
+def _plain(value: Any) -> Any:
+    """Turn a numpy scalar into a number or a text, and anything else into a text."""
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def _shown(value: Any) -> str:
+    """Write a value for people."""
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case tuple() | list():
+            return " × ".join(map(str, value))
+        case _:
+            return str(value)
+
+
+def _print_facts(facts: Mapping[str, Any]) -> None:
+    """Print names and values, one a line; None is left out."""
+    known = {name.replace("_", " "): v for name, v in facts.items() if v is not None}
+    width = max(map(len, known))
+    for name, value in known.items():
+        print(f"{name:<{width}}  {_shown(value)}")
+
+
+def _print_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
+    grid = Table(*header, title=title or None, title_justify="left")
+    for row in rows:
+        grid.add_row(*row)
+    Console(markup=False, highlight=False).print(grid)
+
+
+def _print_results(results: Sequence["Result"]) -> None:
+    """Print accuracies in percent, the mean and standard error over seeds, and the costs."""
+    from pecil.bench.tables import with_error
+
+    def percent(accuracies: Iterable[float]) -> str:
+        return with_error([100 * accuracy for accuracy in accuracies])
+
+    first = results[0]
+    _print_table(
+        ("class", "accuracy"),
+        [(c, percent(r.accuracy_per_class[c] for r in results)) for c in first.accuracy_per_class],
+    )
+    if first.accuracy_after_task:
+        after = zip(*(r.accuracy_after_task for r in results), strict=True)
+        _print_table(
+            ("after task", "accuracy on the classes so far"),
+            [(str(task), percent(values)) for task, values in enumerate(after, start=1)],
+        )
+    seconds = {
+        phase: sum(r.seconds[phase] for r in results) / len(results) for phase in first.seconds
+    }
+    _print_facts(
+        {
+            "accuracy": percent(r.accuracy for r in results) + " %",
+            "seeds": ", ".join(str(r.experiment.seed) for r in results),
+            "seconds": ", ".join(f"{phase} {spent:.2f}" for phase, spent in seconds.items()),
+            "parameters": first.n_parameters,
+            "device": first.device,
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,324 @@
+"""The user's own data: folders of images, .npz archives, tables of features."""
+
+import importlib
+import sys
+import time
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = dict[str, Any]
+"""The fields of a `Dataset` that a file provides: train_x, train_y, test_x, test_y, note."""
+
+KINDS = "a folder with one sub-folder of images per class, an .npz, a .csv or a .parquet"
+
+_T = TypeVar("_T")
+_IMAGES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+
+
+def read(path: Path, label: str | None = None) -> Arrays:
+    """Read a folder of images, an .npz archive, or a CSV or Parquet table.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        An existing file or folder.
+    label : str, default "label"
+        The column of labels in a table.
+
+    Returns
+    -------
+    dict
+        train_x, train_y and perhaps test_x, test_y and note.
+    """
+    kind = "folder" if path.is_dir() else path.suffix.lower()
+    if kind in {".csv", ".parquet"}:
+        return read_table(path, "label" if label is None else label)
+    if label is not None:
+        raise ValueError(f"label={label!r} is for CSV and Parquet files, not for {path}")
+    if kind == "folder":
+        return read_folder(path)
+    if kind == ".npz":
+        return read_npz(path)
+    raise ValueError(f"cannot tell what {path} holds by its name: expected {KINDS}")
+
+
+def read_npz(path: Path) -> Arrays:
+    """Read train_x, train_y and perhaps test_x, test_y; or x (or X) and y; and a note.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "own.npz"
+    >>> np.savez(path, X=np.zeros((4, 2)), y=["a", "a", "b", "b"])
+    >>> {name: array.shape for name, array in read_npz(path).items()}
+    {'train_x': (4, 2), 'train_y': (4,)}
+    """
+    stored = _unpacked(path)
+    for x in ("x", "X"):
+        if "train_x" not in stored and x in stored and "y" in stored:
+            stored |= {"train_x": stored.pop(x), "train_y": stored.pop("y")}
+    arrays: Arrays = {}
+    for part in ("train", "test"):
+        x, y = f"{part}_x", f"{part}_y"
+        if x in stored and y in stored:
+            arrays |= {x: stored[x], y: stored[y]}
+            _check_samples(stored[x], stored[y], f"{path}: {x}", f"{path}: {y}")
+        elif part == "train" or x in stored or y in stored:
+            raise ValueError(
+                f"{path}: expected train_x and train_y, perhaps test_x and test_y; or x and y; "
+                f"found {', '.join(sorted(stored)) or 'nothing'}"
+            )
+    if "test_x" in arrays and arrays["test_x"].shape[1:] != arrays["train_x"].shape[1:]:
+        raise ValueError(
+            f"{path}: the samples differ in shape, {arrays['train_x'].shape[1:]} in train_x and "
+            f"{arrays['test_x'].shape[1:]} in test_x"
+        )
+    if "note" in stored:
+        arrays["note"] = str(stored["note"])
+    return arrays
+
+
+def _unpacked(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an .npz archive; damage and pickles are refused."""
+    wanted = {"x", "X", "y", "train_x", "train_y", "test_x", "test_y", "note"}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = {name.removesuffix(".npy") for name in archive.namelist()}
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in sorted(names & wanted)}
+    except FileNotFoundError:
+        raise
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        MemoryError,
+        NotImplementedError,
+        OSError,
+        OverflowError,
+        RuntimeError,
+        ValueError,
+    ) as error:
+        raise ValueError(
+            f"{path} is damaged or not an .npz archive of plain arrays: {error}"
+        ) from error
+
+
+def _check_samples(x: NDArray[Any], y: NDArray[Any], x_name: str, y_name: str) -> None:
+    if x.dtype.kind not in "biuf" or x.ndim < 2 or len(x) == 0:
+        raise ValueError(
+            f"{x_name}: expected numbers, one vector or image per sample, found {x.dtype} of "
+            f"shape {x.shape}"
+        )
+    if y.dtype.kind not in "biufU" or y.shape != x.shape[:1]:
+        raise ValueError(
+            f"{y_name}: expected {len(x)} labels, numbers or text, found {y.dtype} of shape "
+            f"{y.shape}"
+        )
+    missing = np.isnan(y) if y.dtype.kind == "f" else y == ""
+    if np.any(missing):
+        raise ValueError(f"{y_name}: sample {np.flatnonzero(missing)[0]} has no label")
+
+
+def read_folder(path: Path) -> Arrays:
+    """Read one sub-folder of images per class, perhaps within train/ and test/.
+
+    Labels are the names of the sub-folders, as text. Samples are uint8 and come by
+    class and file name: (n, h, w) if every image is grey, else (n, h, w, 3), without
+    transparency.
+    """
+    folders = _folders(path)
+    parts = {"train": path}
+    if "train" in folders and set(folders) <= {"train", "test"}:
+        parts = {part: path / part for part in ("train", "test") if part in folders}
+    found = {part: _labelled_images(folder) for part, folder in parts.items()}
+    mode, size = _common_form([file for images in found.values() for file, _ in images])
+    arrays: Arrays = {}
+    for part, images in found.items():
+        arrays[f"{part}_x"] = _decoded([file for file, _ in images], mode, size)
+        arrays[f"{part}_y"] = np.array([label for _, label in images])
+    return arrays
+
+
+def _folders(path: Path) -> list[str]:
+    return sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _labelled_images(path: Path) -> list[tuple[Path, str]]:
+    """List the images of every class folder, with the folder's name."""
+    labels = _folders(path)
+    if not labels:
+        raise ValueError(f"{path}: expected one sub-folder of images per class, found no folder")
+    images = []
+    for label in labels:
+        files = sorted(p for p in (path / label).iterdir() if p.suffix.lower() in _IMAGES)
+        if not files:
+            raise ValueError(
+                f"{path / label}: expected the images of a class, found none "
+                f"({', '.join(sorted(_IMAGES))})"
+            )
+        images += [(file, label) for file in files]
+    return images
+
+
+def _common_form(files: list[Path]) -> tuple[str, tuple[int, int]]:
+    """Return the one mode (L or RGB) and size that all images can have."""
+    image = needed("PIL.Image", "files")
+    forms: list[tuple[str, tuple[int, int]]] = []
+    for file in files:
+        try:
+            with image.open(file) as opened:
+                forms.append((opened.mode, opened.size))
+        except OSError as error:
+            raise ValueError(f"cannot read the image {file}: {error}") from error
+        if opened.mode.startswith(("I", "F")):
+            raise ValueError(f"{file}: expected 8 bits a channel, found the mode {opened.mode}")
+    size = Counter(size for _, size in forms).most_common(1)[0][0]
+    others = [f"{f} is {s[0]}x{s[1]}" for f, (_, s) in zip(files, forms, strict=True) if s != size]
+    if others:
+        raise ValueError(
+            f"all images must have one size; most are {size[0]}x{size[1]} (width x height), but "
+            f"{'; '.join(others[:3])}" + (f"; and {len(others) - 3} more" if others[3:] else "")
+        )
+    return "L" if all(mode in {"1", "L"} for mode, _ in forms) else "RGB", size
+
+
+def _decoded(files: list[Path], mode: str, size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Decode images of one size into one array."""
+    image = needed("PIL.Image", "files")
+    x = np.empty((len(files), size[1], size[0], *([3] if mode == "RGB" else [])), np.uint8)
+    for i, file in enumerate(progress(files, len(files), "reading images")):
+        try:
+            with image.open(file) as opened:
+                x[i] = opened.convert(mode)
+        except (OSError, SyntaxError) as error:
+            raise ValueError(f"cannot read the image {file}: {error}") from error
+    return x
+
+
+def read_table(path: Path, label: str) -> Arrays:
+    """Read a CSV (with a header) or Parquet file, one row per sample.
+
+    The column ``label`` holds the labels, kept as they are: numbers or text. All
+    others are features and become float32, not rescaled; a column of lists (Parquet)
+    counts as many features as its lists are long.
+    """
+    table = _table(path)
+    names = table.column_names
+    if label not in names:
+        raise ValueError(
+            f"{path} has no column {label!r} for the labels; choose one with label=: "
+            f"{', '.join(map(repr, names[:30]))}{', ...' if names[30:] else ''}"
+        )
+    if len(set(names)) != len(names):
+        twice = next(name for name, n in Counter(names).items() if n > 1)
+        raise ValueError(f"{path} has more than one column {twice!r}")
+    for name in names:
+        if not name or name.startswith("__index_level_"):
+            raise ValueError(
+                f"{path}: the column {name!r} looks like a table's index, not a feature; write "
+                "the file without it (pandas: index=False)"
+            )
+    if table.num_rows == 0 or len(names) == 1:
+        raise ValueError(
+            f"{path}: expected samples with features beside the column {label!r}, found "
+            f"{table.num_rows} rows and {len(names) - 1} other columns"
+        )
+    x = [_features(table.column(c), f"{path}: column {c!r}") for c in names if c != label]
+    y = _labels(table.column(label), f"{path}: column {label!r}")
+    arrays = {"train_x": x[0] if len(x) == 1 else np.concatenate(x, axis=1), "train_y": y}
+    _check_samples(arrays["train_x"], y, str(path), f"{path}: column {label!r}")
+    return arrays
+
+
+def _table(path: Path) -> Any:
+    """Read a file into a pyarrow table."""
+    arrow = needed("pyarrow", "files")
+    try:
+        if path.suffix.lower() == ".csv":
+            return needed("pyarrow.csv", "files").read_csv(path)
+        return needed("pyarrow.parquet", "files").read_table(path)
+    except (arrow.ArrowException, OSError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
+
+
+def _features(column: Any, where: str) -> NDArray[np.float32]:
+    """Return one column of numbers, or of lists of numbers, as a float32 matrix."""
+    types = needed("pyarrow", "files").types
+    n, values = len(column), column.combine_chunks()
+    _check_no_gaps(values, where)
+    if types.is_list(values.type) or types.is_large_list(values.type):
+        lengths = np.unique(np.diff(values.offsets.to_numpy()))
+        if len(lengths) != 1 or lengths[0] == 0:
+            raise ValueError(f"{where}: expected lists of one length, found {lengths.tolist()}")
+        values = values.flatten()
+    elif types.is_fixed_size_list(values.type):
+        values = values.flatten()
+    _check_no_gaps(values, where, per_row=len(values) // n)
+    if not types.is_primitive(values.type) or types.is_temporal(values.type):
+        raise ValueError(
+            f"{where}: features must be numbers, found {values.type}; leave the column out of "
+            "the file, or choose it as label="
+        )
+    with np.errstate(over="ignore"):
+        x = np.asarray(values.to_numpy(zero_copy_only=False), np.float32).reshape(n, -1)
+    if not np.isfinite(x).all():
+        row = np.flatnonzero(~np.isfinite(x).all(axis=1))[0]
+        raise ValueError(f"{where}: row {row} is not a finite number in float32")
+    return x
+
+
+def _labels(column: Any, where: str) -> NDArray[Any]:
+    """Return a column of numbers or text."""
+    types = needed("pyarrow", "files").types
+    _check_no_gaps(column, where)
+    if types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if types.is_string(column.type) or types.is_large_string(column.type):
+        return np.array(column.to_pylist())
+    if types.is_primitive(column.type) and not types.is_temporal(column.type):
+        return np.asarray(column)
+    raise ValueError(f"{where}: labels must be numbers or text, found {column.type}")
+
+
+def _check_no_gaps(values: Any, where: str, per_row: int = 1) -> None:
+    if values.null_count:
+        row = values.is_null().to_pylist().index(True) // per_row
+        raise ValueError(f"{where}: {values.null_count} values are missing, the first in row {row}")
+
+
+def needed(module: str, extra: str) -> Any:
+    """Import a module that comes with an extra, or say how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f'{module.partition(".")[0]} is needed for this: pip install "pecil[{extra}]"'
+        ) from error
+
+
+def progress(items: Iterable[_T], total: int, text: str) -> Iterator[_T]:
+    """Yield the items; on a terminal, with a line that counts them after a second.
+
+    Examples
+    --------
+    >>> sum(progress([1, 2, 3], 3, "adding"))
+    6
+    """
+    shown, terminal = time.monotonic() + 1, sys.stderr.isatty()
+    line = ""
+    for done, item in enumerate(items):
+        if terminal and time.monotonic() > shown:
+            line = f"{text} {done:,} of {total:,}"
+            print(f"\r{line}", end="", file=sys.stderr, flush=True)
+            shown = time.monotonic() + 0.2
+        yield item
+    if line:
+        print(f"\r{' ' * len(line)}\r", end="", file=sys.stderr, flush=True)

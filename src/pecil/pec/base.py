@@ -1,0 +1,183 @@
+"""What all error-based classifiers share: the smallest prediction error wins."""
+
+from abc import abstractmethod
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
+
+from pecil.pec.inputs import check_samples, in_order, label_array
+
+NOTHING = type("Nothing", (), {"__repr__": lambda self: "<nothing>"})()
+RECENT = 256  # errors kept for each class, to tell the ordinary from the novel
+SHARPNESS = 10.0  # of predict_proba
+
+
+class ErrorClassifier(ClassifierMixin, BaseEstimator):
+    """A classifier that gives every class an error and picks the class of the smallest.
+
+    A subclass writes :meth:`_class_errors`, keeps its classes in slots, in order of arrival,
+    and tells of each new one (:meth:`_name_classes`) and of each learned sample's error
+    (:meth:`_remember`).
+    """
+
+    classes_: NDArray[Any]
+    threshold_: float
+
+    @abstractmethod
+    def _class_errors(self, raw: Any) -> NDArray[np.float64]:
+        """Return the error of each slot, (n, slots), for validated samples."""
+
+    # ------------------------------------------------------------------ predictions
+
+    def errors(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return the prediction error of every class.
+
+        Parameters
+        ----------
+        X : array-like or Tensor of n samples
+
+        Returns
+        -------
+        ndarray of shape (n, n_classes)
+            Columns follow ``classes_``.
+        """
+        check_is_fitted(self, "classes_")
+        raw = check_samples(self, X, reset=False, layout=self.channels)
+        return self._class_errors(raw)[:, self._columns]
+
+    def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return the negative errors; larger means more likely.
+
+        As scikit-learn has it, two classes give a single number, positive for the second:
+        log(error of the first / error of the second). :meth:`errors` always has one column
+        for each class.
+        """
+        errors = self.errors(X)
+        if errors.shape[1] != 2:
+            return -errors
+        logs = np.log(np.maximum(errors, np.finfo(np.float64).tiny))
+        return logs[:, 0] - logs[:, 1]
+
+    def predict(self, X: ArrayLike, *, reject_as: Any = NOTHING) -> NDArray[Any]:
+        """Return the label with the smallest error for each sample.
+
+        Parameters
+        ----------
+        X : array-like or Tensor of n samples
+        reject_as : object, optional
+            If given, the answer for samples that belong to none of the known classes:
+            those whose :meth:`novelty` exceeds ``threshold_`` (see :meth:`calibrate`).
+
+        Returns
+        -------
+        ndarray of n labels
+        """
+        errors = self.errors(X)
+        labels = self.classes_[errors.argmin(1)]
+        if reject_as is NOTHING:
+            return labels
+        novel = errors.min(1) > self._threshold()
+        answer = [reject_as if new else label for new, label in zip(novel, labels, strict=True)]
+        return label_array([a.item() if isinstance(a, np.generic) else a for a in answer])
+
+    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return class probabilities, proportional to error^(−10): a scale-free softmax.
+
+        They rank classes as the errors do; they are not calibrated.
+        """
+        errors = np.maximum(self.errors(X), np.finfo(np.float64).tiny)
+        odds = (errors.min(1, keepdims=True) / errors) ** SHARPNESS
+        return odds / odds.sum(1, keepdims=True)
+
+    # ---------------------------------------------------------------------- novelty
+
+    def novelty(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return the smallest error of any class: large for "none of the known classes"."""
+        return self.errors(X).min(1)
+
+    def score_samples(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return the negative novelty, as scikit-learn's outlier detectors have it."""
+        return -self.novelty(X)
+
+    def calibrate(self, X: ArrayLike | None = None, *, quantile: float = 0.99) -> Self:
+        """Set ``threshold_``, above which a sample counts as none of the known classes.
+
+        Parameters
+        ----------
+        X : array-like or Tensor, optional
+            Samples of known classes, preferably not learned from. Without them the
+            threshold comes from the stream: the errors that each class's latest samples
+            had just before they were learned.
+        quantile : float
+            The share of known samples to be accepted.
+        """
+        check_is_fitted(self, "classes_")
+        if not 0 <= quantile <= 1:
+            raise ValueError(f"quantile must be between 0 and 1, but it is {quantile!r}")
+        self.threshold_ = self._threshold(quantile) if X is None else self._from(X, quantile)
+        return self
+
+    def _from(self, X: ArrayLike, quantile: float) -> float:
+        return float(np.quantile(self.novelty(X), quantile))
+
+    def _threshold(self, quantile: float | None = None) -> float:
+        if quantile is None and hasattr(self, "threshold_"):
+            return self.threshold_
+        known = np.concatenate(self._recent)
+        return float(np.quantile(known, 0.99 if quantile is None else quantile))
+
+    # ----------------------------------------------------------------- slots, labels
+
+    def _reset_classes(self) -> None:
+        self._labels: list[Any] = []
+        self._slots: dict[Any, int] = {}
+        self._seen: list[int] = []
+        self._recent: list[NDArray[np.float64]] = []
+        self._forget_threshold()
+
+    def _add_class(self, label: Any) -> int:
+        self._slots[label] = len(self._labels)
+        self._labels.append(label)
+        self._seen.append(0)
+        self._recent.append(np.empty(0))
+        return self._slots[label]
+
+    def _remove_class(self, slot: int) -> None:
+        for values in (self._labels, self._seen, self._recent):
+            del values[slot]
+        self._slots = {label: k for k, label in enumerate(self._labels)}
+        self._forget_threshold()
+
+    def _forget_threshold(self) -> None:
+        if hasattr(self, "threshold_"):
+            del self.threshold_
+
+    def _remember(self, slot: int, errors: torch.Tensor) -> None:
+        """Keep the latest errors of a class, each taken before its sample was learned."""
+        latest = errors[-RECENT:].double().cpu().numpy()
+        self._recent[slot] = np.concatenate([self._recent[slot], latest])[-RECENT:]
+
+    def _name_classes(self) -> None:
+        """Bring ``classes_`` up to date: sorted where labels can be, else by arrival."""
+        self._columns = in_order(self._labels)
+        self.classes_ = label_array([self._labels[k] for k in self._columns])
+
+    def _slot_of(self, label: Any) -> int:
+        label = label.item() if isinstance(label, np.generic) else label
+        if label not in self._slots:
+            raise ValueError(f"{label!r} is not a known class; known are {self._known()}")
+        return self._slots[label]
+
+    def _known(self) -> str:
+        names = ", ".join(repr(label) for label in self._labels[:20])
+        return names + (f" and {len(self._labels) - 20} more" if len(self._labels) > 20 else "")
+
+    @property
+    def samples_seen_(self) -> dict[Any, int]:
+        """Samples learned of each class."""
+        check_is_fitted(self, "classes_")
+        return dict(zip(self._labels, self._seen, strict=True))

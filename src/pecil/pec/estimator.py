@@ -1,0 +1,567 @@
+"""PEC: prediction error-based classification (Zając, Tuytelaars, van de Ven, ICLR 2024).
+
+For each class c a student network g_c learns to predict the outputs of one frozen random
+teacher h, on samples of that class alone; the class whose student errs least wins::
+
+    train    min_θ  ‖g_θᶜ(x) − h(x)‖²            x from class c
+    predict  argmin_c  ‖g_θᶜ(x) − h(x)‖²
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from pecil.pec.base import ErrorClassifier
+from pecil.pec.inputs import check_labels, check_samples, check_statistics, to_tensor
+from pecil.pec.networks import (
+    ACTIVATIONS,
+    INITS,
+    KINDS,
+    Architecture,
+    CustomTeacher,
+    Teacher,
+)
+from pecil.pec.students import Lesson, Students
+
+DEFAULTS = {  # student width, teacher width as a multiple of it, outputs, pooled side
+    "mlp": (10, 500, 99, 1),
+    "conv": (40, 100, 172, 4),
+    "linear": (1, 1, 1, 1),
+}
+AFTER = 0.01  # share of the learning rate once a class is past its expected samples
+SCORED = 4096  # samples that are on the device at a time while scoring
+TEACHER, STUDENT, ORDER = range(3)  # uses of the seed
+
+
+@dataclass
+class Pair:
+    """One teacher and the students that learn from it."""
+
+    teacher: Teacher | CustomTeacher
+    students: Students
+
+
+class PEC(ErrorClassifier):
+    """Learn classes one at a time from a single pass, without a buffer or forgetting.
+
+    One student network per class learns to predict a frozen random teacher on samples of
+    that class; the class whose student predicts best wins. Classes may come in any order,
+    at any time; a class never seen is never predicted; training one class leaves every
+    other student bit-identical.
+
+    Parameters
+    ----------
+    architecture : {"auto", "mlp", "conv", "linear"}
+        "auto" takes "conv" for colour images and for grey ones above 32×32, else "mlp".
+        "linear" is the paper's *single linear* layer, with as many parameters as the
+        default of "auto" unless ``output_dim`` or ``budget`` says otherwise.
+    student_width, teacher_width : int, optional
+        Hidden neurons or channels (w_g, w_h). By default 10 and 5,000 for "mlp", 40 and
+        4,000 for "conv"; the teacher's follows the student's.
+    output_dim : int, optional
+        Outputs of teacher and students (d); 99 for "mlp", 172 for "conv".
+    pool : int, optional
+        Side of the pooled map (r) of "conv"; 4.
+    hidden_layers : int
+        Of students and teacher.
+    activation : {"auto", "gelu", "relu", "identity"}
+        "auto": GELU for "mlp", ReLU for "conv". "identity" removes the nonlinearity.
+    init : {"kaiming", "xavier", "uniform0.001", "uniform0.01", "uniform0.1"}
+        Initial values of teacher and students; "kaiming" is PyTorch's default.
+    budget : int, optional
+        Parameters per class: ``output_dim`` becomes the largest that fits, as in the paper.
+    ensemble : int
+        Independent student–teacher pairs whose errors are averaged; they share ``budget``.
+    teacher : "random" or callable
+        A callable (say a pre-trained ``torch.nn.Module``) maps samples (n, *input_shape)
+        to outputs (n, d), and is used as it is.
+    lr : float
+        Learning rate of Adam.
+    schedule : {"linear", "constant"}
+        "linear" lowers the rate to zero over a class's samples: ``lr·(1 − t/T)``. ``fit``
+        knows T; for ``partial_fit`` it is ``expected_samples``, and without one the rate is
+        constant. A class past its T samples goes on learning at 1 % of ``lr``: a guess too
+        low neither freezes the student nor undoes what it learned.
+    expected_samples : int or dict, optional
+        Samples expected of every class, or of each: ``{label: n}``.
+    batch_size : int
+        Samples of one class per update.
+    epochs : int
+        Passes of ``fit`` over the data; ``partial_fit`` always makes one.
+    shuffle : bool
+        Whether ``fit`` shuffles the samples of each class.
+    equal_budgets : bool or int
+        True: ``fit`` cuts every class to the size of the smallest. An int: every class gets
+        that many updates, in ``fit`` by going through its samples as often as needed, in
+        ``partial_fit`` by ignoring what comes after.
+    mean, std : float or sequence, optional
+        Inputs become ``(x − mean) / std``, one number or one per channel (or feature).
+    channels : {"auto", "first", "last"}
+        The channel axis of four-dimensional input.
+    random_state : int, RandomState or None
+        Seed of teacher, students and shuffling. Models must share it to be merged.
+    device : str or torch.device
+        "auto": the GPU if there is one.
+
+    Attributes
+    ----------
+    classes_ : ndarray
+        Known labels, sorted where they can be, else in order of arrival.
+    input_shape_ : tuple
+        (features,) or (channels, height, width).
+    n_parameters_per_class_, n_parameters_ : int
+        Trainable numbers of a class, and of all; the teacher is a seed.
+    seed_ : int
+        What ``random_state`` came to.
+    threshold_ : float
+        Novelty above which ``predict(reject_as=…)`` rejects; set by ``calibrate``.
+
+    Notes
+    -----
+    uint8 input is divided by 255. Scoring is one pass of the teacher and one merged pass of
+    all students, in chunks whose largest temporary stays below 8 MiB on a CPU and 1 GiB on a
+    GPU (or what one sample needs, if that is more).
+
+    References
+    ----------
+    Zając, Tuytelaars, van de Ven. Prediction Error-based Classification for
+    Class-Incremental Learning. ICLR 2024.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits(return_X_y=True)
+    >>> model = PEC(lr=0.01, teacher_width=1000, mean=8, std=8)
+    >>> for label in range(10):                      # one class after another
+    ...     model = model.partial_fit(X[:1500][y[:1500] == label], y[:1500][y[:1500] == label])
+    >>> round(model.score(X[1500:], y[1500:]), 2)
+    0.82
+    """
+
+    def __init__(
+        self,
+        *,
+        architecture: str = "auto",
+        student_width: int | None = None,
+        teacher_width: int | None = None,
+        output_dim: int | None = None,
+        pool: int | None = None,
+        hidden_layers: int = 1,
+        activation: str = "auto",
+        init: str = "kaiming",
+        budget: int | None = None,
+        ensemble: int = 1,
+        teacher: str | Callable[[Tensor], Tensor] = "random",
+        lr: float = 0.001,
+        schedule: str = "linear",
+        expected_samples: int | Mapping[Any, int] | None = None,
+        batch_size: int = 1,
+        epochs: int = 1,
+        shuffle: bool = True,
+        equal_budgets: bool | int = False,
+        mean: Any = None,
+        std: Any = None,
+        channels: str = "auto",
+        random_state: Any = 0,
+        device: str | torch.device = "auto",
+    ) -> None:
+        self.architecture = architecture
+        self.student_width = student_width
+        self.teacher_width = teacher_width
+        self.output_dim = output_dim
+        self.pool = pool
+        self.hidden_layers = hidden_layers
+        self.activation = activation
+        self.init = init
+        self.budget = budget
+        self.ensemble = ensemble
+        self.teacher = teacher
+        self.lr = lr
+        self.schedule = schedule
+        self.expected_samples = expected_samples
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.shuffle = shuffle
+        self.equal_budgets = equal_budgets
+        self.mean = mean
+        self.std = std
+        self.channels = channels
+        self.random_state = random_state
+        self.device = device
+
+    _pairs: list[Pair]
+    _expected: dict[Any, int]
+    input_shape_: tuple[int, ...]
+    n_features_in_: int
+
+    # --------------------------------------------------------------------- learning
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Learn from scratch; each class's learning rate falls over its own samples.
+
+        Parameters
+        ----------
+        X : array-like or Tensor
+            (n, features), (n, h, w), (n, h, w, c) or (n, c, h, w).
+        y : array-like of n hashable labels
+        """
+        self._check_parameters()
+        raw = check_samples(self, X, reset=True, layout=self.channels)
+        groups = _grouped(check_labels(y, len(raw)))
+        self._start()
+        cut = min(map(len, groups.values())) if self.equal_budgets is True else None
+        plans = {label: self._plan(len(at), cut) for label, at in groups.items()}
+        self._expected = {label: len(order) for label, (order, _) in plans.items()}
+        return self._learn(raw, groups, plans)
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
+        """Go on learning: one sample or many, of known classes or new ones.
+
+        Parameters
+        ----------
+        X : array-like or Tensor
+            Samples, learned once each, in their order.
+        y : array-like of n hashable labels
+        classes : ignored
+            New classes need no announcement; here for scikit-learn's sake.
+        """
+        self._check_parameters()
+        first = not hasattr(self, "classes_")
+        if self.equal_budgets is True:
+            raise ValueError(
+                "equal_budgets=True needs the sizes of all classes, which partial_fit cannot "
+                "know; give the number of updates per class, or use fit"
+            )
+        raw = check_samples(self, X, reset=first, layout=self.channels)
+        groups = _grouped(check_labels(y, len(raw)))
+        if first:
+            self._start()
+        plans = {label: self._continued(label, len(at)) for label, at in groups.items()}
+        return self._learn(raw, groups, plans)
+
+    def _plan(self, n: int, cut: int | None) -> tuple[Tensor, Tensor]:
+        """Order and learning rates of a class of n samples in ``fit``.
+
+        The shuffling depends on the seed and on n alone: not on the class or its company.
+        """
+        generator = torch.Generator().manual_seed(self._seed(ORDER, 0))
+        length = self.epochs * (n if cut is None else cut)
+        if cut is None and self.equal_budgets is not False:
+            length, cut = self.equal_budgets * self.batch_size, n
+        passes: list[Tensor] = []
+        for _ in range(-(-length // (n if cut is None else cut))):
+            order = torch.randperm(n, generator=generator) if self.shuffle else torch.arange(n)
+            passes.append(order[:cut])
+        order = torch.cat(passes)[:length]
+        return order, self._rates(torch.arange(length), length)
+
+    def _continued(self, label: Any, n: int) -> tuple[Tensor, Tensor]:
+        """Order and learning rates of the next n samples of a class in ``partial_fit``."""
+        seen = self._seen[self._slots[label]] if label in self._slots else 0
+        if self.equal_budgets is not False:
+            n = max(0, min(n, self.equal_budgets * self.batch_size - seen))
+        expected = self._expected.get(label)
+        if expected is None:
+            given = self.expected_samples
+            expected = given.get(label) if isinstance(given, Mapping) else given
+        return torch.arange(n), self._rates(torch.arange(seen, seen + n), expected)
+
+    def _rates(self, seen: Tensor, expected: int | None) -> Tensor:
+        if self.schedule == "constant" or expected is None:
+            return torch.full((len(seen),), self.lr, dtype=torch.float64)
+        left = 1 - seen.double() / expected
+        return self.lr * torch.where(seen < expected, left, AFTER)
+
+    def _learn(
+        self,
+        raw: Any,
+        groups: dict[Any, NDArray[np.intp]],
+        plans: dict[Any, tuple[Tensor, Tensor]],
+    ) -> Self:
+        for label in groups:
+            if label not in self._slots:
+                self._add_class(label)
+                for pair in self._pairs:
+                    pair.students.add()
+        totals: dict[int, Tensor] = {}
+        for pair in self._pairs:
+            lessons = self._lessons(pair, raw, groups, plans)
+            for slot, errors in pair.students.learn(lessons, self.batch_size):
+                totals[slot] = totals[slot] + errors if slot in totals else errors
+        for label, (order, _) in plans.items():
+            slot = self._slots[label]
+            self._seen[slot] += len(order)
+            if len(order):
+                self._remember(slot, totals[slot] / len(self._pairs))
+        self._name_classes()
+        return self
+
+    def _lessons(
+        self,
+        pair: Pair,
+        raw: Any,
+        groups: dict[Any, NDArray[np.intp]],
+        plans: dict[Any, tuple[Tensor, Tensor]],
+    ) -> Iterator[Lesson]:
+        """Make each class's lesson when it is asked for: one at a time is in memory.
+
+        The teacher answers for each class apart, so that its answers, to the last bit, do
+        not depend on which other classes there are.
+        """
+        for label, at in groups.items():
+            order, rates = plans[label]
+            if len(order):
+                x = self._tensor(raw[at])
+                yield Lesson(self._slots[label], x, pair.teacher(x), order, rates)
+
+    # ---------------------------------------------------------------------- scoring
+
+    def _class_errors(self, raw: Any) -> NDArray[np.float64]:
+        out = np.zeros((len(raw), len(self._labels)))
+        for start in range(0, len(raw), SCORED):
+            x = self._tensor(raw[start : start + SCORED])
+            for pair in self._pairs:
+                errors = pair.students.errors(x, pair.teacher(x))
+                out[start : start + SCORED] += errors.cpu().numpy()
+        return out / len(self._pairs)
+
+    # ------------------------------------------------------------- merging, forgetting
+
+    def merge(self, other: "PEC") -> Self:
+        """Take over the classes of a model trained apart; as if trained together, bit for bit.
+
+        Parameters
+        ----------
+        other : PEC
+            Fitted, with the same seed and settings, and with none of this model's classes.
+        """
+        from pecil.pec.merging import check_mergeable
+
+        check_mergeable(self, other)
+        for mine, theirs in zip(self._pairs, other._pairs, strict=True):
+            students = theirs.students
+            mine.students.add(students.rows, students.moments, students.steps)
+        for label in other._labels:
+            slot = self._add_class(label)
+            self._seen[slot] = other._seen[other._slots[label]]
+            self._recent[slot] = other._recent[other._slots[label]].copy()
+        self._expected |= other._expected
+        self._forget_threshold()
+        self._name_classes()
+        return self
+
+    def forget(self, label: Any) -> Self:
+        """Remove a class exactly: the model is what it would be had it never seen it.
+
+        A ``threshold_`` set by ``calibrate`` goes too, since it may rest on that class.
+        """
+        check_is_fitted(self, "classes_")
+        slot = self._slot_of(label)
+        if len(self._labels) == 1:
+            raise ValueError(f"cannot forget {label!r}: it is the only class of this model")
+        self._expected.pop(self._labels[slot], None)
+        self._remove_class(slot)
+        for pair in self._pairs:
+            pair.students.remove(slot)
+        self._name_classes()
+        return self
+
+    # ----------------------------------------------------------------- saving, loading
+
+    def save(self, path: str | os.PathLike[str], *, optimizer: bool = True) -> None:
+        """Write the model into one safetensors file, whole or not at all.
+
+        Parameters
+        ----------
+        path : path-like
+        optimizer : bool
+            Keep the optimiser's state, so that learning can go on after loading exactly as
+            if it had not stopped; without it the file is a third of the size.
+        """
+        from pecil.pec.saving import save
+
+        save(self, path, optimizer=optimizer)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        device: str | torch.device = "auto",
+        teacher: Callable[[Tensor], Tensor] | None = None,
+    ) -> "PEC":
+        """Read a saved model; the teacher is drawn anew from its seed and checked.
+
+        Parameters
+        ----------
+        path : path-like
+        device : str or torch.device
+        teacher : callable, optional
+            The callable that the model was trained with, if it was one.
+        """
+        from pecil.pec.saving import load
+
+        return load(cls, path, device=device, teacher=teacher)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave drawn teachers out of pickles: they are a seed."""
+        state = dict(super().__getstate__())
+        if "_pairs" in state and self.teacher == "random":
+            state["_pairs"] = [pair.students for pair in state["_pairs"]]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Draw the teachers again."""
+        super().__setstate__(state)
+        if "_pairs" in state and self.teacher == "random":
+            self._pairs = [
+                Pair(self._teacher(k), students) for k, students in enumerate(state["_pairs"])
+            ]
+
+    # ------------------------------------------------------------------------ set-up
+
+    @property
+    def n_parameters_per_class_(self) -> int:
+        """Trainable numbers of one class."""
+        check_is_fitted(self, "classes_")
+        return sum(pair.students.architecture.n_parameters for pair in self._pairs)
+
+    @property
+    def n_parameters_(self) -> int:
+        """Trainable numbers of all classes."""
+        return len(self._labels) * self.n_parameters_per_class_
+
+    @property
+    def device_(self) -> torch.device:
+        """Where the model lives."""
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)
+
+    def _seed(self, use: int, member: int) -> int:
+        words = np.random.SeedSequence([self.seed_, use, member]).generate_state(1, np.uint64)
+        return int(words[0] >> np.uint64(1))
+
+    def _tensor(self, raw: Any) -> Tensor:
+        return to_tensor(
+            raw,
+            self.device_,
+            check_statistics("mean", self.mean, self.input_shape_),
+            check_statistics("std", self.std, self.input_shape_),
+        )
+
+    def _start(self) -> None:
+        """Draw teachers and the students' common starting point."""
+        for name, value in (("mean", self.mean), ("std", self.std)):
+            check_statistics(name, value, self.input_shape_)
+        if isinstance(self.random_state, Integral):
+            self.seed_ = int(self.random_state)
+        else:
+            self.seed_ = int(check_random_state(self.random_state).randint(2**31))
+        self._reset_classes()
+        self._expected = {}
+        self._pairs = []
+        for member in range(self.ensemble):
+            teacher = self._teacher(member)
+            seed = self._seed(STUDENT, member)
+            students = Students(self._student(teacher), self.init, seed, self.device_)
+            self._pairs.append(Pair(teacher, students))
+
+    def _teacher(self, member: int) -> Teacher | CustomTeacher:
+        if callable(self.teacher):
+            return CustomTeacher(self.teacher, self.input_shape_, self.device_)
+        student = self._student(None)
+        width = self.teacher_width or DEFAULTS[student.kind][1] * student.width
+        return Teacher(
+            replace(student, width=width), self.init, self._seed(TEACHER, member), self.device_
+        )
+
+    def _student(self, teacher: Teacher | CustomTeacher | None) -> Architecture:
+        """Resolve the students' architecture from the parameters and the input's shape."""
+        kind = self.architecture
+        grey = len(self.input_shape_) == 3 and self.input_shape_[0] == 1
+        small = len(self.input_shape_) == 1 or (grey and max(self.input_shape_) <= 32)
+        if kind == "auto":
+            kind = "mlp" if small else "conv"
+        if kind == "conv" and len(self.input_shape_) != 3:
+            raise ValueError(
+                "architecture='conv' needs images, (n, h, w), (n, h, w, c) or (n, c, h, w), but "
+                f"X holds vectors of {self.input_shape_[0]} features; choose 'mlp' or 'auto'"
+            )
+        width, _, outputs, pool = DEFAULTS[kind]
+        auto = "relu" if kind == "conv" else "gelu"
+        architecture = Architecture(
+            kind=kind,
+            input_shape=self.input_shape_,
+            width=self.student_width or width,
+            output_dim=self.output_dim or outputs,
+            pool=self.pool or pool,
+            hidden_layers=self.hidden_layers,
+            activation=auto if self.activation == "auto" else self.activation,
+        )
+        if isinstance(teacher, CustomTeacher):
+            return replace(architecture, output_dim=teacher.output_dim)
+        if self.budget is not None:
+            return architecture.fitting(self.budget // self.ensemble)
+        if kind == "linear" and self.output_dim is None:
+            usual = "mlp" if small else "conv"
+            width, _, outputs, pool = DEFAULTS[usual]
+            like = Architecture(usual, self.input_shape_, width, outputs, pool)
+            return architecture.fitting(max(like.n_parameters, architecture.n_parameters))
+        return architecture
+
+    def _check_parameters(self) -> None:
+        _one_of("architecture", self.architecture, ("auto", *KINDS))
+        _one_of("activation", self.activation, ("auto", *ACTIVATIONS))
+        _one_of("init", self.init, INITS)
+        _one_of("schedule", self.schedule, ("linear", "constant"))
+        _one_of("channels", self.channels, ("auto", "first", "last"))
+        if not callable(self.teacher):
+            _one_of("teacher", self.teacher, ("random",))
+        self._check_numbers()
+        if self.budget is not None and self.output_dim is not None:
+            raise ValueError("give either budget or output_dim: a budget sets the output_dim")
+        if callable(self.teacher) and (self.budget is not None or self.output_dim is not None):
+            raise ValueError("a callable teacher sets output_dim: give neither it nor a budget")
+
+    def _check_numbers(self) -> None:
+        for name in ("hidden_layers", "ensemble", "batch_size", "epochs"):
+            _count(name, getattr(self, name))
+        for name in ("student_width", "teacher_width", "output_dim", "pool", "budget"):
+            if getattr(self, name) is not None:
+                _count(name, getattr(self, name))
+        if not isinstance(self.equal_budgets, bool):
+            _count("equal_budgets", self.equal_budgets)
+        if not isinstance(self.lr, Real) or not 0 < self.lr < float("inf"):
+            raise ValueError(f"lr must be a positive number, but it is {self.lr!r}")
+        expected = self.expected_samples
+        if expected is not None:
+            for value in expected.values() if isinstance(expected, Mapping) else (expected,):
+                _count("expected_samples", value)
+
+
+def _one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, but it is {value!r}")
+
+
+def _count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, but it is {value!r}")
+
+
+def _grouped(labels: list[Any]) -> dict[Any, NDArray[np.intp]]:
+    """Return the positions of each label, labels in order of first appearance."""
+    groups: dict[Any, list[int]] = {}
+    for position, label in enumerate(labels):
+        groups.setdefault(label, []).append(position)
+    return {label: np.asarray(at) for label, at in groups.items()}

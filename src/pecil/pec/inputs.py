@@ -1,0 +1,213 @@
+"""From what users hold (arrays, tensors, frames; vectors, images) to float tensors."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import validate_data
+from torch import Tensor
+
+CHANNELS = (1, 3, 4)  # what "auto" takes for a channel axis
+
+Raw = NDArray[Any] | Tensor
+
+
+def check_samples(estimator: Any, X: Any, *, reset: bool, layout: str) -> Raw:
+    """Validate samples and bring images into the order (n, channels, height, width).
+
+    Parameters
+    ----------
+    estimator : object
+        Its ``input_shape_`` is set if ``reset``, else compared with.
+    X : array-like or Tensor
+        (n, features), (n, h, w), (n, h, w, c) or (n, c, h, w); numbers of any kind.
+    reset : bool
+    layout : {"auto", "first", "last"}
+        Where the channel axis of four-dimensional input is.
+
+    Returns
+    -------
+    ndarray or Tensor
+        The samples as they came, uint8 or float32: no copy where none is needed.
+    """
+    table = not isinstance(X, Tensor) and _dimensions(X) < 3
+    if table:
+        raw = validate_data(estimator, X, reset=reset, dtype=[np.float32, np.uint8])
+    else:
+        raw = _channels_first(_numbers(X), layout)
+    shape = tuple(raw.shape[1:])
+    if reset:
+        estimator.input_shape_ = shape
+        estimator.n_features_in_ = int(np.prod(shape))
+        if not table and hasattr(estimator, "feature_names_in_"):
+            del estimator.feature_names_in_
+    elif shape != estimator.input_shape_:
+        raise ValueError(
+            f"X has samples of shape {shape}, but {type(estimator).__name__} is expecting "
+            f"{estimator.input_shape_} (images as channels, height, width)"
+        )
+    return raw
+
+
+def _dimensions(X: Any) -> int:
+    return X.ndim if hasattr(X, "ndim") else np.asarray(X, dtype=object).ndim
+
+
+def _numbers(X: Any) -> Raw:
+    """Check that an array or tensor holds finite numbers; uint8 stays, all else is float32."""
+    if isinstance(X, Tensor):
+        complex_, real = X.is_complex(), True
+        tensor = X.detach() if X.dtype == torch.uint8 else X.detach().real.to(torch.float32)
+        raw: Raw = tensor
+        finite = bool(torch.isfinite(tensor).all())
+    else:
+        array = np.asarray(X)
+        complex_, real = array.dtype.kind == "c", array.dtype.kind in "buifO"
+        if real and array.dtype != np.uint8:
+            with np.errstate(over="ignore"):
+                array = array.astype(np.float32, copy=False)
+        raw = array
+        finite = array.dtype.kind != "f" or bool(np.isfinite(array).all())
+    if complex_:
+        raise ValueError("Complex data not supported: X must hold real numbers")
+    if not real:
+        raise ValueError(f"X must hold numbers, but its dtype is {raw.dtype}")
+    if raw.ndim not in (2, 3, 4):
+        raise ValueError(
+            "X must have shape (n, features), (n, h, w), (n, h, w, c) or (n, c, h, w), "
+            f"but it has shape {tuple(raw.shape)}. Reshape your data"
+        )
+    if 0 in raw.shape:
+        raise ValueError(
+            f"X is empty: it has shape {tuple(raw.shape)}, a minimum of 1 sample and 1 feature "
+            "is required"
+        )
+    if not finite:
+        raise ValueError("X contains NaN, infinity or a value too large for dtype('float32')")
+    return raw
+
+
+def _channels_first(raw: Raw, layout: str) -> Raw:
+    if raw.ndim == 2:
+        return raw
+    if raw.ndim == 3:
+        return raw[:, None]
+    first, last = raw.shape[1] in CHANNELS, raw.shape[3] in CHANNELS
+    if layout == "auto":
+        if not (first or last):
+            raise ValueError(
+                f"cannot tell the channel axis of images of shape {tuple(raw.shape)}: expected "
+                f"{CHANNELS} channels first or last; say channels='first' or channels='last'"
+            )
+        layout = "first" if first and (isinstance(raw, Tensor) or not last) else "last"
+    if layout == "first":
+        return raw
+    return raw.permute(0, 3, 1, 2) if isinstance(raw, Tensor) else raw.transpose(0, 3, 1, 2)
+
+
+def to_tensor(
+    raw: Raw, device: torch.device, mean: NDArray[Any] | None, std: NDArray[Any] | None
+) -> Tensor:
+    """Return float32 samples on the device: uint8 over 255, then (x − mean) / std."""
+    if not isinstance(raw, Tensor):
+        raw = torch.from_numpy(np.ascontiguousarray(raw) if raw.flags.writeable else raw.copy())
+    x = raw.to(device).to(torch.float32)
+    x = x / 255 if raw.dtype == torch.uint8 else x.clone() if x is raw else x
+    axes = (-1,) + (1,) * (x.ndim - 2)
+    if mean is not None:
+        x -= torch.as_tensor(mean, dtype=torch.float32, device=device).view(axes)
+    if std is not None:
+        x /= torch.as_tensor(std, dtype=torch.float32, device=device).view(axes)
+    return x.contiguous()
+
+
+def check_statistics(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[Any] | None:
+    """Validate ``mean`` or ``std``: None, one number, or one per channel (or feature)."""
+    if value is None:
+        return None
+    array = np.atleast_1d(np.asarray(value, dtype=np.float64))
+    if array.ndim != 1 or len(array) not in (1, shape[0]) or not np.isfinite(array).all():
+        raise ValueError(
+            f"{name} must be None, one finite number or {shape[0]} of them (one per channel or "
+            f"feature), but it is {value!r}"
+        )
+    if name == "std" and (array <= 0).any():
+        raise ValueError(f"std must be positive, but it is {value!r}")
+    return array
+
+
+def check_labels(y: Any, n: int) -> list[Any]:
+    """Return the labels of n samples as a list of plain hashable Python values."""
+    if y is None:
+        raise ValueError("requires y to be passed, but the target y is None")
+    if isinstance(y, Tensor):
+        y = y.detach().cpu().numpy()
+    labels = _plain(y)
+    if len(labels) != n:
+        raise ValueError(
+            f"Found input variables with inconsistent numbers of samples: X has {n}, "
+            f"y has {len(labels)}"
+        )
+    return labels
+
+
+def _plain(y: Any) -> list[Any]:
+    if isinstance(y, str | bytes):
+        raise ValueError(f"y must hold one label for each sample, but it is {y!r}")
+    if isinstance(y, list | tuple) and any(isinstance(label, tuple) for label in y):
+        labels = list(y)
+    else:
+        array = np.asarray(y) if not isinstance(y, list) or _alike(y) else np.array(y, object)
+        if array.ndim == 2 and array.shape[1] == 1:
+            import warnings
+
+            from sklearn.exceptions import DataConversionWarning
+
+            warnings.warn(
+                "A column-vector y was passed when a 1d array was expected",
+                DataConversionWarning,
+                stacklevel=4,
+            )
+            array = array.ravel()
+        if array.ndim != 1:
+            raise ValueError(f"y should be a 1d array, got an array of shape {array.shape} instead")
+        if array.dtype.kind in "fc":
+            if not np.isfinite(array).all():
+                raise ValueError("Input y contains NaN or infinity.")
+            check_classification_targets(array)
+        labels = array.tolist()
+    for label in labels:
+        try:
+            hash(label)
+        except TypeError:
+            raise ValueError(f"labels must be hashable, but y contains {label!r}") from None
+        if label != label:
+            raise ValueError("Input y contains NaN.")
+    return labels
+
+
+def _alike(y: list[Any]) -> bool:
+    """Tell whether numpy keeps these labels as they are (it would turn [1, 'a'] into text)."""
+    return len({isinstance(label, str) for label in y}) == 1
+
+
+def label_array(labels: list[Any]) -> NDArray[Any]:
+    """Return labels as a numpy array: of their natural type if they share one, else objects."""
+    kinds = {type(label) for label in labels}
+    if len(kinds) == 1 and kinds <= {int, float, str, bool, bytes}:
+        array = np.array(labels)
+        if array.dtype.kind != "O" and array.tolist() == labels:
+            return array
+    array = np.empty(len(labels), dtype=object)
+    array[:] = labels
+    return array
+
+
+def in_order(labels: list[Any]) -> list[int]:
+    """Return the positions that sort the labels, or leave them where they cannot be sorted."""
+    try:
+        return sorted(range(len(labels)), key=lambda k: labels[k])
+    except TypeError:
+        return list(range(len(labels)))

@@ -1,0 +1,124 @@
+"""Students in lockstep on a GPU: every class takes its k-th step at the same time.
+
+Students do not depend on each other, so training them side by side, each on its own
+samples in its own order, gives what training them one by one gives. A step is captured
+once as a CUDA graph and replayed; which samples, which learning rate and which step count
+each class has at step t is looked up in tables on the device, so that nothing is sent while
+it runs. A class without samples left stands still: its rates in the tables are zero.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pecil.pec.networks import Stack, backward, forward
+
+if TYPE_CHECKING:
+    from pecil.pec.students import Lesson, Students
+
+WORTH = 32  # steps from which on capturing a graph pays
+
+
+def learn(
+    students: "Students", lessons: Sequence["Lesson"], batch_size: int
+) -> list[tuple[int, Tensor]]:
+    """Train the students of ``lessons``; see :meth:`pecil.pec.students.Students.learn`."""
+    losses: dict[int, list[Tensor]] = {lesson.slot: [] for lesson in lessons}
+    long = [lesson for lesson in lessons if len(lesson.order) // batch_size >= WORTH]
+    long.sort(key=lambda lesson: -len(lesson.order))
+    while long:  # classes of similar length go together, so that few stand still
+        most = len(long[0].order)
+        group = [lesson for lesson in long if len(lesson.order) >= 0.7 * most]
+        long = long[len(group) :]
+        for slot, loss in _Run(students, group, batch_size).losses():
+            losses[slot].append(loss)
+    for lesson in lessons:
+        whole = len(lesson.order) // batch_size * batch_size
+        start = whole if whole // batch_size >= WORTH else 0
+        if start < len(lesson.order):  # a last, partial batch or a short lesson
+            rest = type(lesson)(
+                lesson.slot, lesson.x, lesson.target, lesson.order[start:], lesson.rates[start:]
+            )
+            losses[lesson.slot].append(students.learn_one(rest, batch_size))
+    return [(lesson.slot, torch.cat(losses[lesson.slot])) for lesson in lessons]
+
+
+class _Run:
+    """One group of students, trained through all their whole batches."""
+
+    def __init__(self, students: "Students", lessons: Sequence["Lesson"], batch_size: int) -> None:
+        from pecil.pec.students import ADAM_EPS, BETA1, BETA2
+
+        device, arch = students.start.device, students.architecture
+        self.arch, self.eps = arch, ADAM_EPS
+        self.students, self.lessons, self.batch_size = students, lessons, batch_size
+        self.slots = torch.tensor([lesson.slot for lesson in lessons], device=device)
+        self.rows, self.first, self.second = (part[self.slots] for part in students.parts)
+        self.gradient = torch.zeros_like(self.rows)
+        self.x = torch.cat([lesson.x for lesson in lessons])
+        self.target = torch.cat([lesson.target for lesson in lessons])
+
+        self.steps = [len(lesson.order) // batch_size for lesson in lessons]
+        self.length, classes = max(self.steps), len(lessons)
+        # one more row at the end of each table: a step at which everybody stands still
+        index = torch.zeros(self.length + 1, classes, batch_size, dtype=torch.int64)
+        table = torch.zeros(4, self.length + 1, classes, 1, dtype=torch.float64)
+        table[3] = 1.0
+        offset = 0
+        for c, (lesson, n) in enumerate(zip(lessons, self.steps, strict=True)):
+            index[:n, c] = lesson.order[: n * batch_size].view(n, batch_size) + offset
+            offset += len(lesson.x)
+            count = torch.arange(1, n + 1, dtype=torch.float64) + students.steps[lesson.slot]
+            rates = lesson.rates[: n * batch_size : batch_size].double()
+            table[0, :n, c, 0] = 1 - BETA1
+            table[1, :n, c, 0] = 1 - BETA2
+            table[2, :n, c, 0] = -rates / (1 - BETA1**count)
+            table[3, :n, c, 0] = (1 - BETA2**count).rsqrt()
+        self.index, self.table = index.to(device), table.float().to(device)
+        self.loss = torch.zeros(self.length + 1, classes, batch_size, device=device)
+        self.t = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def losses(self) -> list[tuple[int, Tensor]]:
+        """Train; return each student's errors in order."""
+        nets, grads = (Stack.over(self.arch, rows) for rows in (self.rows, self.gradient))
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        self.t.fill_(self.length)  # rehearse on the step at which everybody stands still
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self._step(nets, grads)
+                self.t.fill_(self.length)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._step(nets, grads)
+        self.t.fill_(0)
+        for _ in range(self.length):
+            graph.replay()
+        for part, new in zip(
+            self.students.parts, (self.rows, self.first, self.second), strict=True
+        ):
+            part[self.slots] = new
+        result = []
+        for c, (lesson, n) in enumerate(zip(self.lessons, self.steps, strict=True)):
+            self.students.steps[lesson.slot] += n
+            result.append((lesson.slot, self.loss[:n, c].flatten()))
+        return result
+
+    def _step(self, nets: Stack, grads: Stack) -> None:
+        """Take step t in every class; all shapes and addresses are fixed."""
+        at = self.index.index_select(0, self.t).flatten()
+        shape = (len(self.lessons), self.batch_size)
+        x = self.arch.inputs(self.x.index_select(0, at)).unflatten(0, shape)
+        y, tape = forward(nets, x)
+        error = y - self.target.index_select(0, at).unflatten(0, shape)
+        self.loss.index_copy_(0, self.t, error.square().mean(2).unsqueeze(0))
+        backward(nets, tape, error * (2 / (self.batch_size * self.arch.output_dim)), grads)
+        new1, new2, rate, scale = self.table.index_select(1, self.t)[:, 0].unbind(0)
+        self.first.lerp_(self.gradient, new1)
+        self.second.lerp_(self.gradient.square_(), new2)
+        root = self.second.sqrt().mul_(scale).add_(self.eps)
+        self.rows.addcmul_(self.first / root, rate)
+        self.t += 1

@@ -1,0 +1,42 @@
+"""Which models may become one."""
+
+from typing import TYPE_CHECKING, Any
+
+from sklearn.utils.validation import check_is_fitted
+
+if TYPE_CHECKING:
+    from pecil.pec.estimator import PEC
+
+FREE = {"expected_samples", "random_state", "device", "channels", "epochs", "shuffle", "teacher"}
+
+
+def check_mergeable(model: "PEC", other: "PEC") -> None:
+    """Raise ValueError, with the reason, unless ``other``'s classes can join ``model``."""
+    if type(other) is not type(model):
+        raise ValueError(f"can only merge with a {type(model).__name__}, not {other!r}")
+    check_is_fitted(model, "classes_")
+    check_is_fitted(other, "classes_")
+    _same("input shape", model.input_shape_, other.input_shape_)
+    mine, theirs = model.get_params(), other.get_params()
+    for name in sorted(mine.keys() - FREE):
+        _same(name, _plain(mine[name]), _plain(theirs[name]))
+    if model.teacher == "random":
+        _same("seed", model.seed_, other.seed_)
+    for one, two in zip(model._pairs, other._pairs, strict=True):
+        _same("teacher checksum", one.teacher.checksum, two.teacher.checksum)
+    shared = [label for label in other._labels if label in model._slots]
+    if shared:
+        raise ValueError(
+            f"cannot merge: both models know {', '.join(map(repr, shared[:10]))}; networks "
+            "trained apart on the same class do not add up; forget it in one of them first"
+        )
+
+
+def _same(what: str, mine: Any, theirs: Any) -> None:
+    if mine != theirs:
+        raise ValueError(f"cannot merge: {what} is {mine!r} here, but {theirs!r} in the other")
+
+
+def _plain(value: Any) -> Any:
+    """Make arrays and sequences comparable."""
+    return list(value) if hasattr(value, "__len__") and not isinstance(value, str) else value

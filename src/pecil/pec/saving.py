@@ -1,0 +1,218 @@
+"""Models as files: safetensors with JSON metadata, checked when read, never a pickle."""
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from pecil.files import written_whole
+from pecil.pec.inputs import label_array
+
+if TYPE_CHECKING:
+    from pecil.pec.estimator import PEC
+
+FORMAT = 1
+Model = TypeVar("Model", bound="PEC")
+
+
+class ModelFileError(ValueError):
+    """A model file is damaged, foreign, or needs what is not there."""
+
+
+def save(model: "PEC", path: str | os.PathLike[str], *, optimizer: bool) -> None:
+    """Write ``model`` into one file."""
+    save_file = _safetensors().save_file
+    check_is_fitted(model, "classes_")
+    tensors: dict[str, Tensor] = {}
+    for k, pair in enumerate(model._pairs):
+        tensors[f"{k}.students"] = pair.students.rows
+        if optimizer:
+            tensors[f"{k}.first"], tensors[f"{k}.second"] = pair.students.moments
+    recent = [torch.from_numpy(errors) for errors in model._recent]
+    tensors["recent"] = torch.cat(recent)
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    about = {
+        "format": FORMAT,
+        "model": type(model).__name__,
+        "parameters": _parameters(model),
+        "input_shape": model.input_shape_,
+        "feature_names": getattr(model, "feature_names_in_", np.empty(0)).tolist(),
+        "seed": model.seed_,
+        "threshold": getattr(model, "threshold_", None),
+        "labels": [_encode(label) for label in model._labels],
+        "seen": model._seen,
+        "recent": [len(errors) for errors in recent],
+        "expected": [[_encode(label), n] for label, n in model._expected.items()],
+        "optimizer": optimizer,
+        "steps": [pair.students.steps for pair in model._pairs],
+        "teachers": [pair.teacher.checksum for pair in model._pairs],
+    }
+    text = json.dumps(about)
+    with written_whole(path) as temporary:
+        save_file(tensors, temporary, {"pecil": text, "sha256": _digest(text, tensors)})
+
+
+def load(
+    cls: type[Model],
+    path: str | os.PathLike[str],
+    *,
+    device: str | torch.device,
+    teacher: Callable[[Tensor], Tensor] | None,
+) -> Model:
+    """Read a model, drawing its teachers anew."""
+    about, tensors = _read(Path(path))
+    if about["model"] != cls.__name__:
+        raise ModelFileError(f"{path} holds a {about['model']}, not a {cls.__name__}")
+    parameters = about["parameters"]
+    if parameters["teacher"] != "random":
+        if teacher is None:
+            raise ModelFileError(
+                f"{path} was trained with the teacher {parameters['teacher']}, which the file "
+                "cannot hold: give it as load(path, teacher=…)"
+            )
+        parameters["teacher"] = teacher
+    elif teacher is not None:
+        raise ModelFileError(f"{path} was trained with a random teacher: do not give another")
+    if isinstance(parameters["expected_samples"], list):
+        parameters["expected_samples"] = {
+            _decode(label): n for label, n in parameters["expected_samples"]
+        }
+    model = cls(**parameters | {"device": device})
+    model.input_shape_ = tuple(about["input_shape"])
+    model.n_features_in_ = int(np.prod(model.input_shape_))
+    if about["feature_names"]:
+        model.feature_names_in_ = np.asarray(about["feature_names"], dtype=object)
+    model.random_state = about["seed"]
+    model._check_parameters()
+    model._start()
+    model.random_state = parameters["random_state"]
+    _restore(model, Path(path), about, tensors)
+    return model
+
+
+def _restore(model: "PEC", path: Path, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    for k, pair in enumerate(model._pairs):
+        if pair.teacher.checksum != about["teachers"][k]:
+            raise ModelFileError(
+                f"{path}: the teacher here is not the one that the model was trained with "
+                f"(checksum {pair.teacher.checksum} instead of {about['teachers'][k]})"
+            )
+        rows = tensors[f"{k}.students"].to(model.device_)
+        moments: tuple[Tensor, ...] = ()
+        steps = about["steps"][k]
+        if about["optimizer"]:
+            moments = tuple(
+                tensors[f"{k}.{name}"].to(model.device_) for name in ("first", "second")
+            )
+        else:
+            steps = [0] * len(steps)
+        pair.students.add(rows, moments, steps)
+    start = 0
+    for label, seen, count in zip(about["labels"], about["seen"], about["recent"], strict=True):
+        slot = model._add_class(_decode(label))
+        model._seen[slot] = seen
+        model._recent[slot] = tensors["recent"][start : start + count].numpy().copy()
+        start += count
+    model._expected = {_decode(label): n for label, n in about["expected"]}
+    if about["threshold"] is not None:
+        model.threshold_ = about["threshold"]
+    model._name_classes()
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read metadata and tensors; anything that is not exactly as written is an error."""
+    safetensors = _safetensors()
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no model file {path}")
+    content = path.read_bytes()
+    try:
+        (length,) = struct.unpack("<Q", content[:8])
+        header = json.loads(content[8 : 8 + length])
+        metadata = header["__metadata__"]
+        text, digest = metadata["pecil"], metadata["sha256"]
+    except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelFileError(f"{path} is not a pecil model, or its head is damaged") from error
+    try:
+        tensors = safetensors.load(content)
+    except Exception as error:  # the library's own errors are many
+        raise ModelFileError(f"{path} is damaged: {error}") from error
+    if _digest(text, tensors) != digest:
+        raise ModelFileError(f"{path} is damaged: its content does not match its checksum")
+    about = json.loads(text)
+    if about["format"] > FORMAT:
+        raise ModelFileError(
+            f"{path} has format {about['format']}, written by a newer pecil; this one reads "
+            f"up to {FORMAT}"
+        )
+    return about, tensors
+
+
+def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the metadata of a model file, labels decoded."""
+    about, _ = _read(Path(path))
+    about["labels"] = label_array([_decode(label) for label in about["labels"]]).tolist()
+    return about
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _parameters(model: "PEC") -> dict[str, Any]:
+    """Return the constructor's parameters as JSON can hold them."""
+    values = model.get_params(deep=False)
+    values["device"] = "auto"
+    if callable(values["teacher"]):
+        values["teacher"] = f"<{type(values['teacher']).__qualname__}>"
+    if not isinstance(values["random_state"], int):
+        values["random_state"] = model.seed_
+    if isinstance(values["expected_samples"], Mapping):
+        values["expected_samples"] = [
+            [_encode(label), int(n)] for label, n in values["expected_samples"].items()
+        ]
+    return {name: _jsonable(value) for name, value in values.items()}
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return value.tolist()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _encode(label: Any) -> Any:
+    """Write a label so that JSON gives it back: plain values as they are, tuples marked."""
+    if label is None or isinstance(label, bool | int | float | str):
+        return label
+    if isinstance(label, tuple):
+        return {"tuple": [_encode(part) for part in label]}
+    raise ValueError(
+        f"the label {label!r} cannot be saved: labels in a file may be numbers, texts, None and "
+        "tuples of these"
+    )
+
+
+def _decode(label: Any) -> Any:
+    return tuple(_decode(part) for part in label["tuple"]) if isinstance(label, dict) else label
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError(
+            'saving and loading models needs safetensors: pip install "pecil[save]"'
+        ) from error
+    return safetensors.torch

@@ -1,0 +1,227 @@
+"""Every class's student as one stack of tensors: how it learns and how it scores.
+
+Student g_c is trained on the samples of class c alone, to predict the teacher's output,
+
+    minimise  mean_j (g_c(x)_j − h(x)_j)²   by Adam,
+
+and scores a sample by the same error. The students are rows of one matrix: row c holds
+the parameters of class c, a second and a third matrix the two moments of its Adam.
+
+* On a CPU the rows are trained one after another: a row and its moments stay in cache, and
+  what a student becomes cannot depend on its neighbours.
+* On a GPU all rows advance in lockstep, one captured CUDA graph a step, each with its own
+  samples, learning rate and step count; a class that has run out of samples stands still.
+* Scoring is one pass of the teacher and one merged pass of all students.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pecil.pec.networks import (
+    CPU_CHUNK,
+    GPU_CHUNK,
+    Architecture,
+    Stack,
+    backward,
+    draw,
+    forward,
+)
+
+BETA1, BETA2, ADAM_EPS = 0.9, 0.999, 1e-8  # Adam's defaults
+FLUSH_EVERY, TINY = 64, 1e-30  # moments below TINY are set to 0 before they turn denormal
+PREPARED = 64  # samples whose patches are laid out at a time
+
+
+@dataclass
+class Lesson:
+    """What one student is to learn: samples in order, in batches.
+
+    Parameters
+    ----------
+    slot : int
+        Row of the student.
+    x : Tensor
+        Samples (n, *input_shape).
+    target : Tensor
+        Teacher's outputs (n, d).
+    order : Tensor
+        Indices into ``x`` in the order of learning; an index may come more than once.
+    rates : Tensor
+        Learning rate at each position of ``order``; a batch uses that of its first sample.
+    """
+
+    slot: int
+    x: Tensor
+    target: Tensor
+    order: Tensor
+    rates: Tensor
+
+
+class Students:
+    """A growing stack of student networks that all start from the same values.
+
+    Parameters
+    ----------
+    architecture : Architecture
+    init : str
+        One of :data:`pecil.pec.networks.INITS`.
+    seed : int
+    device : torch.device
+
+    Attributes
+    ----------
+    rows, first, second : Tensor
+        Parameters and the two moments of Adam, (number of classes, row).
+    steps : list of int
+        Adam steps taken by each student.
+    """
+
+    def __init__(
+        self, architecture: Architecture, init: str, seed: int, device: torch.device
+    ) -> None:
+        self.architecture = architecture
+        generator = torch.Generator().manual_seed(seed)
+        self.start = draw(architecture, init, generator).to(device)
+        self.steps: list[int] = []
+        self._store = [self.start.new_empty(0, architecture.row) for _ in range(3)]
+        self._gradient = torch.zeros_like(self.start)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def rows(self) -> Tensor:
+        """Parameters, (number of classes, row)."""
+        return self._store[0][: len(self)]
+
+    @property
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Adam's running means of the gradient and of its square, shaped like ``rows``."""
+        return self._store[1][: len(self)], self._store[2][: len(self)]
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Parameters and both moments."""
+        return (self.rows, *self.moments)
+
+    def add(
+        self, rows: Tensor | None = None, moments: Sequence[Tensor] = (), steps: Sequence[int] = ()
+    ) -> None:
+        """Append students: a fresh one, or given rows with their moments and step counts."""
+        rows = self.start if rows is None else rows
+        if not moments:
+            moments = (torch.zeros_like(rows), torch.zeros_like(rows))
+        count = len(self) + len(rows)
+        for k, new in enumerate((rows, *moments)):
+            old = self._store[k]
+            if len(old) < count:
+                old = old.new_empty(max(count, 2 * len(old)), old.shape[1])
+                old[: len(self)] = self._store[k][: len(self)]
+                self._store[k] = old
+            old[len(self) : count] = new
+        self.steps.extend(steps or [0] * len(rows))
+
+    def remove(self, slot: int) -> None:
+        """Delete a student; those behind it move up."""
+        keep = [k for k in range(len(self)) if k != slot]
+        self._store = [part[keep] for part in self._store]
+        del self.steps[slot]
+
+    def learn(self, lessons: Iterable[Lesson], batch_size: int = 1) -> list[tuple[int, Tensor]]:
+        """Train the students of ``lessons``, no two of which may share a slot.
+
+        Returns
+        -------
+        list of (slot, Tensor)
+            For each lesson the error of every sample just before it was learned.
+        """
+        with torch.no_grad():
+            if self.start.device.type == "cuda":
+                from pecil.pec.lockstep import learn
+
+                return learn(self, list(lessons), batch_size)
+            with _without_onednn():
+                return [(lesson.slot, self.learn_one(lesson, batch_size)) for lesson in lessons]
+
+    def learn_one(self, lesson: Lesson, batch_size: int) -> Tensor:
+        """Train one student, batch by batch."""
+        arch, slot = self.architecture, lesson.slot
+        row, first, second = (part[slot : slot + 1] for part in self._store)
+        nets, grads = Stack.over(arch, row), Stack.over(arch, self._gradient)
+        rates = lesson.rates[::batch_size].tolist()
+        counts = torch.arange(1.0, len(rates) + 1, device=row.device).add_(self.steps[slot])
+        steps = iter(zip(counts.unbind(), rates, strict=True))
+        losses = []
+        for part in lesson.order.split(max(1, PREPARED // batch_size) * batch_size):
+            inputs = arch.inputs(lesson.x[part]).split(batch_size)
+            targets = lesson.target[part].split(batch_size)
+            errors = []
+            for x, target in zip(inputs, targets, strict=True):
+                y, tape = forward(nets, x.unsqueeze(0))
+                error = y.sub_(target)  # (1, b, d)
+                errors.append(error)
+                backward(nets, tape, error * (2 / target.numel()), grads)
+                count, rate = next(steps)
+                _adam(row, self._gradient, first, second, count, rate)
+                self.steps[slot] += 1
+                if self.steps[slot] % FLUSH_EVERY == 0:
+                    _flush(first)
+                    _flush(second)
+            losses.append(torch.cat(errors, 1)[0].square_().mean(1))
+        return torch.cat(losses)
+
+    def errors(self, x: Tensor, target: Tensor) -> Tensor:
+        """Return the error (n, number of classes) of every student on every sample."""
+        arch = self.architecture
+        nets = Stack.over(arch, self.rows)
+        limit = CPU_CHUNK if x.device.type == "cpu" else GPU_CHUNK
+        chunk = max(1, limit // (arch.temporaries * max(1, len(self))))
+        out = x.new_empty(len(x), len(self))
+        with torch.no_grad():
+            for part, wanted, row in zip(
+                x.split(chunk), target.split(chunk), out.split(chunk), strict=True
+            ):
+                y, _ = forward(nets, arch.inputs(part).unsqueeze(0))
+                row.copy_(y.sub_(wanted).square_().mean(2).T)
+        return out
+
+
+@contextlib.contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Switch oneDNN off: it needs far longer to set up a small GELU than to compute it."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+def _adam(
+    row: Tensor, gradient: Tensor, first: Tensor, second: Tensor, count: Tensor, rate: float
+) -> None:
+    """Take Adam step number ``count`` in one pass over the row."""
+    torch._fused_adam_(
+        [row],
+        [gradient],
+        [first],
+        [second],
+        [],
+        [count],
+        lr=rate,
+        beta1=BETA1,
+        beta2=BETA2,
+        weight_decay=0.0,
+        eps=ADAM_EPS,
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+def _flush(moment: Tensor) -> None:
+    """Set tiny numbers to zero: as denormals they would make every later step far slower."""
+    moment.mul_(moment.abs() > TINY)

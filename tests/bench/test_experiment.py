@@ -1,0 +1,144 @@
+from importlib import resources
+
+import numpy as np
+import pytest
+
+from pecil.bench import Experiment, planned, run
+from pecil.bench.experiment import settings_for
+from pecil.data import DATASETS
+from pecil.methods import METHODS
+
+SMALL = {"teacher_width": 100, "student_width": 4, "output_dim": 10}
+
+
+def test_the_key_depends_on_everything_that_decides_the_outcome():
+    first = planned("pec", "mnist")
+    others = [
+        planned("finetuning", "mnist"),
+        planned("pec", "cifar10"),
+        planned("pec", "mnist", "5/2"),
+        planned("pec", "mnist", seed=1),
+        planned("pec", "mnist", lr=0.001),
+    ]
+    assert len({first.key, *(other.key for other in others)}) == 6
+    assert planned("pec", "mnist", lr=first.settings["lr"]).key == first.key
+
+
+def test_the_key_is_pinned_and_ignores_the_order_of_settings():
+    one = Experiment("pec", "digits", "10/1", 3, {"lr": 0.01, "output_dim": 5})
+    two = Experiment("pec", "digits", "10/1", 3, {"output_dim": 5, "lr": 0.01})
+    assert one.key == two.key == "843550afb6608845"
+    assert len({one, two}) == 1
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_settings_name_parameters_that_exist(dataset):
+    for name, method in METHODS.items():
+        assert set(settings_for(name, dataset)) <= set(method.settings)
+
+
+def test_settings_belong_to_a_dataset():
+    files = (resources.files("pecil.bench") / "settings").iterdir()
+    assert {file.name.removesuffix(".toml") for file in files} <= set(DATASETS)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "lr", "parameters"),
+    [
+        ("mnist", 0.01, 8_959),
+        ("svhn", 0.0001, 1_117_043),
+        ("balanced_svhn", 0.0001, 1_117_043),
+        ("cifar10", 0.0003, 1_117_043),
+        ("imbalanced_cifar10", 0.0003, 1_117_043),
+        ("cifar100", 0.001, 111_452),
+        ("miniimagenet", 0.001, 111_452),
+    ],
+)
+def test_the_papers_settings_have_the_papers_size(dataset, lr, parameters):
+    settings = planned("pec", dataset).settings
+    assert settings["lr"] == lr
+    shape = DATASETS[dataset].shape
+    learner = METHODS["pec"].learner(10, shape, device="cpu", **{**settings, "teacher_width": 1})
+    learner.begin_task({0: 1})
+    learner.learn(np.zeros((1, *shape), dtype=np.uint8), np.zeros(1, dtype=int))
+    assert learner.n_parameters == parameters
+
+
+def test_unknown_names_are_refused_with_the_choice():
+    with pytest.raises(ValueError, match="method out of pec, finetuning, got 'er'"):
+        planned("er", "digits")
+    with pytest.raises(ValueError, match="pec has no setting lrr; it has .*lr, "):
+        planned("pec", "digits", lrr=1)
+
+
+def test_without_a_split_classes_come_one_at_a_time(tmp_path):
+    assert planned("pec", "cifar100").split == "100/1"
+    own = tmp_path / "own.npz"
+    np.savez(own, x=np.zeros((6, 2)), y=list("aabbcc"))
+    assert planned("pec", str(own)).split == "3/1"
+
+
+def test_a_result_is_complete():
+    shown = []
+    result = run(
+        planned("pec", "digits", "5/2", 1, **SMALL),
+        device="cpu",
+        progress=lambda *steps: shown.append(steps),
+    )
+    assert 0.3 < result.accuracy < 1
+    assert list(result.accuracy_per_class) == list("0123456789")
+    assert np.mean(list(result.accuracy_per_class.values())) == pytest.approx(
+        result.accuracy, abs=0.02
+    )
+    assert result.accuracy_after_task == []
+    assert set(result.seconds) == {"load", "fit", "test"}
+    assert result.n_parameters == 10 * (64 * 4 + 4 + 2 * 4 + 4 * 10 + 10)
+    assert set(result.versions) == {"pecil", "torch", "numpy", "python"}
+    assert result.device.startswith("cpu")
+    assert shown[-1][0] == shown[-1][1]
+
+
+def test_pec_learns_the_same_from_any_split_and_in_any_portions():
+    together = run(planned("pec", "digits", "10/1", **SMALL), device="cpu")
+    for split in ("10/1", "5/2"):
+        apart = run(planned("pec", "digits", split, **SMALL), device="cpu", per_task=True)
+        assert apart.accuracy_per_class == together.accuracy_per_class
+        assert len(apart.accuracy_after_task) == int(split.split("/")[0])
+        assert apart.accuracy_after_task[-1] == apart.accuracy == together.accuracy
+
+
+def test_a_single_class_is_always_right_and_fine_tuning_forgets_the_others():
+    result = run(planned("finetuning", "digits"), device="cpu", per_task=True)
+    assert result.accuracy_after_task[0] == 1
+    assert result.accuracy < 0.2
+    assert result.accuracy_per_class["9"] == 1
+
+
+def test_the_seed_and_the_settings_reach_the_method():
+    accuracies = {
+        run(experiment, device="cpu").accuracy
+        for experiment in (
+            planned("pec", "digits", **SMALL),
+            planned("pec", "digits", seed=1, **SMALL),
+            planned("pec", "digits", **SMALL, lr=1e-6),
+            planned("pec", "digits", **SMALL, epochs=3),
+        )
+    }
+    assert len(accuracies) == 4
+
+
+def test_own_data_with_labels_of_text(tmp_path):
+    random = np.random.default_rng(0)
+    y = np.array(["ant", "bee"]).repeat(50)
+    x = (random.normal(size=(100, 3)) + 5 * (y == "bee")[:, None]).astype(np.float32)
+    np.savez(tmp_path / "own.npz", train_x=x, train_y=y, test_x=x, test_y=y)
+    for method in METHODS:
+        result = run(planned(method, str(tmp_path / "own.npz"), "1/2"), device="cpu")
+        assert set(result.accuracy_per_class) == {"ant", "bee"}
+        assert result.accuracy > 0.6
+
+
+def test_data_without_a_test_part_is_refused(tmp_path):
+    np.savez(tmp_path / "own.npz", x=np.zeros((4, 2)), y=[0, 0, 1, 1])
+    with pytest.raises(ValueError, match="no test part"):
+        run(planned("pec", str(tmp_path / "own.npz")))

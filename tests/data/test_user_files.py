@@ -1,0 +1,342 @@
+import io
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from pecil.data import files as data_files
+from pecil.data import load, stream
+
+
+def save_image(path, array, mode=None):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(np.asarray(array, np.uint8))
+    (image.convert(mode) if mode else image).save(path)
+
+
+@pytest.fixture
+def grey(tmp_path):
+    """Two classes of grey images: cat 0, 1, 2 and dog 10, 11."""
+    for label, values in (("cat", (0, 1, 2)), ("dog", (10, 11))):
+        for i, value in enumerate(values):
+            save_image(tmp_path / "pets" / label / f"{i}.png", np.full((4, 6), value))
+    return tmp_path / "pets"
+
+
+class TestFolder:
+    def test_grey_images_become_one_array_by_class_and_file_name(self, grey):
+        data = load(grey)
+        assert data.name == "pets" and data.test_x is None and data.test_y is None
+        assert data.train_x.shape == (5, 4, 6) and data.train_x.dtype == np.uint8
+        assert data.train_x[:, 0, 0].tolist() == [0, 1, 2, 10, 11]
+        assert data.train_y.tolist() == ["cat"] * 3 + ["dog"] * 2
+        assert [task.classes for task in stream(data, "2/1")] == [("cat",), ("dog",)]
+
+    def test_one_colour_image_makes_all_colour(self, grey):
+        save_image(grey / "dog/z.png", np.full((4, 6, 3), (1, 2, 3)))
+        data = load(str(grey))
+        assert data.train_x.shape == (6, 4, 6, 3)
+        assert data.train_x[0, 0, 0].tolist() == [0, 0, 0]
+        assert data.train_x[-1, 0, 0].tolist() == [1, 2, 3]
+
+    @pytest.mark.parametrize(("mode", "colour"), [("P", True), ("RGBA", True), ("1", False)])
+    def test_palette_transparency_and_bits(self, tmp_path, mode, colour):
+        save_image(tmp_path / "white/a.png", np.full((4, 4, 3), 255), mode)
+        data = load(tmp_path)
+        assert data.train_x.shape == ((1, 4, 4, 3) if colour else (1, 4, 4))
+        assert np.all(data.train_x == 255)
+
+    def test_train_and_test_folders(self, grey):
+        save_image(grey.parent / "split/train/cat/a.png", np.full((4, 6), 1))
+        save_image(grey.parent / "split/train/dog/a.png", np.full((4, 6), 2))
+        save_image(grey.parent / "split/test/dog/b.png", np.full((4, 6), 3))
+        data = load(grey.parent / "split")
+        assert data.train_y.tolist() == ["cat", "dog"] and data.test_y.tolist() == ["dog"]
+        assert data.test_x[:, 0, 0].tolist() == [3]
+
+    def test_a_class_may_be_called_train(self, tmp_path):
+        for label in ("car", "train"):
+            save_image(tmp_path / label / "a.png", np.zeros((2, 2)))
+        assert load(tmp_path).train_y.tolist() == ["car", "train"]
+
+    def test_other_files_and_hidden_folders_are_passed_over(self, grey):
+        (grey / "cat/notes.txt").write_text("no image")
+        (grey / "readme.md").write_text("no folder")
+        save_image(grey / ".thumbnails/a.png", np.zeros((1, 1)))
+        assert len(load(grey).train_y) == 5
+
+    def test_images_of_another_size_are_named(self, grey):
+        for i in range(5):
+            save_image(grey / f"dog/odd{i}.png", np.zeros((6, 4)))
+        save_image(grey / "cat/3.png", np.zeros((4, 6)))
+        with pytest.raises(ValueError, match=r"most are 6x4 .* odd0.png is 4x6;.*; and 2 more"):
+            load(grey)
+
+    def test_nothing_to_read_is_an_error(self, grey, tmp_path):
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(ValueError, match="found no folder"):
+            load(tmp_path / "empty")
+        (grey / "fish").mkdir()
+        with pytest.raises(ValueError, match="fish: expected the images of a class, found none"):
+            load(grey)
+
+    @pytest.mark.parametrize("kept", [0, 20, 60])
+    def test_a_damaged_image_is_named(self, grey, kept):
+        save_image(grey / "dog/9.png", np.random.default_rng(0).integers(0, 256, (4, 6)))
+        path = grey / "dog/9.png"
+        path.write_bytes(path.read_bytes()[:kept])
+        with pytest.raises(ValueError, match=r"cannot read the image .*9\.png"):
+            load(grey)
+
+    def test_sixteen_bits_are_refused(self, grey):
+        Image.fromarray(np.full((4, 6), 60_000, np.uint16)).save(grey / "dog/16.png")
+        with pytest.raises(ValueError, match=r"16\.png: expected 8 bits"):
+            load(grey)
+
+
+class TestNpz:
+    @pytest.mark.parametrize("names", [("x", "y"), ("X", "y"), ("train_x", "train_y")])
+    def test_names_of_the_arrays(self, tmp_path, names):
+        x = np.arange(12.0).reshape(4, 3)
+        np.savez(tmp_path / "own.npz", **dict(zip(names, (x, [1, 1, 5, 5]), strict=True)))
+        data = load(tmp_path / "own.npz")
+        assert data.name == "own" and data.test_x is None
+        assert np.array_equal(data.train_x, x) and data.train_y.tolist() == [1, 1, 5, 5]
+
+    def test_compressed_with_test_part_and_text_labels(self, tmp_path):
+        x = np.random.default_rng(0).integers(0, 256, (4, 5, 5, 3)).astype(np.uint8)
+        y = np.array(["a", "b", "a", "b"])
+        np.savez_compressed(
+            tmp_path / "own.npz", train_x=x, train_y=y, test_x=x[:2], test_y=y[:2], other=1
+        )
+        data = load(tmp_path / "own.npz")
+        assert np.array_equal(data.test_x, x[:2]) and data.train_y.tolist() == y.tolist()
+
+    @pytest.mark.parametrize(
+        ("arrays", "message"),
+        [
+            ({}, "found nothing"),
+            ({"a": [1]}, "found nothing"),
+            ({"x": np.ones((2, 2))}, "found x"),
+            ({"x": np.ones((2, 2)), "y": [1]}, "expected 2 labels"),
+            ({"x": np.ones((2, 2)), "y": [[1], [2]]}, "expected 2 labels"),
+            ({"x": np.ones(2), "y": [1, 2]}, "one vector or image per sample"),
+            ({"x": np.ones((0, 2)), "y": []}, "one vector or image per sample"),
+            ({"x": [["a"], ["b"]], "y": [1, 2]}, "expected numbers"),
+            ({"x": np.ones((2, 2)), "y": [1.0, np.nan]}, "sample 1 has no label"),
+            ({"x": np.ones((2, 2)), "y": ["", "a"]}, "sample 0 has no label"),
+            ({"x": np.ones((2, 2)), "y": np.array([1, "a"], object)}, "damaged or not"),
+            (
+                dict(train_x=np.ones((2, 2)), train_y=[0, 1], test_x=np.ones((1, 3)), test_y=[0]),
+                "differ in shape",
+            ),
+        ],
+    )
+    def test_bad_content_is_described(self, tmp_path, arrays, message):
+        np.savez(tmp_path / "own.npz", **arrays)
+        with pytest.raises(ValueError, match=message) as error:
+            load(tmp_path / "own.npz")
+        assert "own.npz" in str(error.value)
+
+    def test_an_archive_cut_anywhere_is_refused(self, tmp_path):
+        path = self.saved(tmp_path)
+        whole = path.read_bytes()
+        for kept in range(0, len(whole), 7):
+            path.write_bytes(whole[:kept])
+            with pytest.raises(ValueError, match=r"own\.npz is damaged"):
+                load(path)
+
+    @pytest.mark.filterwarnings("ignore::UserWarning")  # zipfile: a name appears twice
+    @pytest.mark.parametrize("compressed", [False, True])
+    def test_a_changed_byte_is_refused_or_harmless(self, tmp_path, compressed):
+        path = self.saved(tmp_path, compressed)
+        whole = path.read_bytes()
+        expected = load(path)
+        refused = 0
+        for position in range(len(whole)):
+            path.write_bytes(
+                whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :]
+            )
+            try:
+                data = load(path)
+            except ValueError as error:
+                refused += "own.npz" in str(error)
+            else:
+                assert np.array_equal(data.train_x, expected.train_x)
+                assert np.array_equal(data.train_y, expected.train_y)
+        assert refused > len(whole) * 0.7
+
+    @staticmethod
+    def saved(folder, compressed=False):
+        save = np.savez_compressed if compressed else np.savez
+        x = np.random.default_rng(0).integers(0, 256, (5, 4)).astype(np.uint8)
+        save(folder / "own.npz", x=x, y=np.arange(5))
+        return folder / "own.npz"
+
+    def test_an_array_is_no_archive(self, tmp_path):
+        np.save(tmp_path / "own.npy", np.ones(3))
+        (tmp_path / "own.npy").rename(tmp_path / "own.npz")
+        with pytest.raises(ValueError, match="own.npz is damaged or not an .npz"):
+            load(tmp_path / "own.npz")
+
+
+def write_table(path, columns):
+    table = pa.table(columns)
+    if path.suffix == ".csv":
+        pyarrow.csv.write_csv(table, path)
+    else:
+        pq.write_table(table, path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".PARQUET"])
+class TestTable:
+    def test_features_and_labels(self, tmp_path, suffix):
+        path = write_table(
+            tmp_path / f"own{suffix}", {"a": [0.5, 1.5], "label": ["x", "y"], "b": [3, 4]}
+        )
+        data = load(path)
+        assert data.name == "own" and data.train_y.tolist() == ["x", "y"] and data.test_x is None
+        assert data.train_x.tolist() == [[0.5, 3], [1.5, 4]] and data.train_x.dtype == np.float32
+
+    def test_the_label_column_can_be_chosen(self, tmp_path, suffix):
+        path = write_table(tmp_path / f"own{suffix}", {"a": [0.5, 1.5], "kind": [7, 9]})
+        data = load(path, label="kind")
+        assert data.train_y.tolist() == [7, 9] and data.train_y.dtype == np.int64
+
+    def test_an_absent_label_column_lists_the_others(self, tmp_path, suffix):
+        path = write_table(tmp_path / f"own{suffix}", {"a": [0.5], "kind": [7]})
+        with pytest.raises(ValueError, match="no column 'label'.*label=: 'a', 'kind'"):
+            load(path)
+        with pytest.raises(ValueError, match="no column 'sort'"):
+            load(path, label="sort")
+
+    @pytest.mark.parametrize(
+        ("columns", "message"),
+        [
+            ({"a": [1.0, None], "label": [0, 1]}, "column 'a': 1 values are missing.*row 1"),
+            ({"a": [1.0, 2.0], "label": [None, 1]}, "column 'label': 1 values .*row 0"),
+            ({"a": [1.0, 2.0], "label": ["", "b"]}, "column 'label': sample 0 has no label"),
+            ({"a": ["u", "v"], "label": [0, 1]}, "column 'a': features must be numbers, found str"),
+            ({"a": [1.0, 1e39], "label": [0, 1]}, "column 'a': row 1 is not a finite"),
+            ({"a": [-np.inf, 1.0], "label": [0, 1]}, "column 'a': row 0 is not a finite"),
+            ({"label": [0, 1]}, "2 rows and 0 other columns"),
+            ({"": [0, 1], "a": [1.0, 2.0], "label": [0, 1]}, "looks like a table's index"),
+        ],
+    )
+    def test_bad_content_is_described(self, tmp_path, suffix, columns, message):
+        path = write_table(tmp_path / f"own{suffix}", columns)
+        with pytest.raises(ValueError, match=message) as error:
+            load(path)
+        assert f"own{suffix}" in str(error.value)
+
+    def test_no_rows_no_data(self, tmp_path, suffix):
+        empty = pa.array([], pa.float64())
+        path = write_table(tmp_path / f"own{suffix}", {"a": empty, "label": empty})
+        with pytest.raises(ValueError, match="0 rows"):
+            load(path)
+
+    def test_an_empty_file_is_named(self, tmp_path, suffix):
+        (tmp_path / f"own{suffix}").touch()
+        with pytest.raises(ValueError, match=rf"cannot read .*own\{suffix}"):
+            load(tmp_path / f"own{suffix}")
+
+    def test_without_pyarrow_the_extra_is_named(self, tmp_path, suffix, monkeypatch):
+        path = write_table(tmp_path / f"own{suffix}", {"a": [0.5], "label": [7]})
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        with pytest.raises(ImportError, match=r'pyarrow is needed.*pip install "pecil\[files\]"'):
+            load(path)
+
+
+class TestParquet:
+    @pytest.mark.parametrize("kind", [pa.list_(pa.float64()), pa.list_(pa.float32(), 3)])
+    def test_a_column_of_lists_is_the_features(self, tmp_path, kind):
+        lists = pa.array([[1, 2, 3], [4, 5, 6]], kind)
+        path = write_table(tmp_path / "own.parquet", {"features": lists, "label": [0, 1]})
+        assert load(path).train_x.tolist() == [[1, 2, 3], [4, 5, 6]]
+
+    @pytest.mark.parametrize(
+        ("lists", "message"),
+        [
+            ([[1.0, 2.0], [3.0]], r"lists of one length, found \[1, 2\]"),
+            ([[], []], r"lists of one length, found \[0\]"),
+            ([[1.0, 2.0], [3.0, None]], "1 values are missing, the first in row 1"),
+            ([[1.0], None], "1 values are missing, the first in row 1"),
+            ([[[1.0]], [[2.0]]], "features must be numbers, found list"),
+        ],
+    )
+    def test_uneven_lists_are_refused(self, tmp_path, lists, message):
+        path = write_table(tmp_path / "own.parquet", {"features": lists, "label": [0, 1]})
+        with pytest.raises(ValueError, match=message):
+            load(path)
+
+    def test_text_labels_may_be_categories(self, tmp_path):
+        labels = pa.array(["b", "a", "b"]).dictionary_encode()
+        path = write_table(tmp_path / "own.parquet", {"a": [1, 2, 3], "label": labels})
+        assert load(path).train_y.tolist() == ["b", "a", "b"]
+
+    @pytest.mark.parametrize("labels", [pa.array([0, 1], pa.timestamp("s")), [[1], [2]]])
+    def test_labels_of_another_kind_are_refused(self, tmp_path, labels):
+        path = write_table(tmp_path / "own.parquet", {"a": [1, 2], "label": labels})
+        with pytest.raises(ValueError, match="column 'label': labels must be numbers or text"):
+            load(path)
+
+    def test_an_index_is_no_feature(self, tmp_path):
+        columns = {"a": [1, 2], "label": [0, 1], "__index_level_0__": [0, 1]}
+        path = write_table(tmp_path / "own.parquet", columns)
+        with pytest.raises(ValueError, match="index=False"):
+            load(path)
+
+    def test_damage_is_named(self, tmp_path):
+        path = write_table(tmp_path / "own.parquet", {"a": [1, 2], "label": [0, 1]})
+        path.write_bytes(path.read_bytes()[:-20])
+        with pytest.raises(ValueError, match="cannot read .*own.parquet"):
+            load(path)
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    (tmp_path / "own.csv").write_text("a,a,label\n1,2,0\n")
+    with pytest.raises(ValueError, match="more than one column 'a'"):
+        load(tmp_path / "own.csv")
+
+
+def test_another_kind_of_file_lists_those_that_can_be_read(tmp_path):
+    (tmp_path / "own.xlsx").touch()
+    with pytest.raises(ValueError, match="own.xlsx.*an .npz, a .csv or a .parquet"):
+        load(tmp_path / "own.xlsx")
+
+
+@pytest.mark.parametrize("kind", ["folder", "npz"])
+def test_label_is_for_tables(tmp_path, kind):
+    path = tmp_path
+    if kind == "npz":
+        path = tmp_path / "own.npz"
+        np.savez(path, x=np.ones((1, 1)), y=[0])
+    with pytest.raises(ValueError, match="label='kind' is for CSV and Parquet"):
+        load(path, label="kind")
+
+
+def test_without_pillow_the_extra_is_named(grey, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.delitem(sys.modules, "PIL.Image", raising=False)
+    with pytest.raises(ImportError, match=r'PIL is needed.*pip install "pecil\[files\]"'):
+        load(grey)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("stderr", "shown"), [(Terminal, True), (io.StringIO, False)])
+def test_progress_is_shown_on_a_terminal_alone(monkeypatch, stderr, shown):
+    seconds = iter(range(100))
+    monkeypatch.setattr(data_files.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(sys, "stderr", stderr())
+    assert list(data_files.progress("abcd", 4, "reading")) == list("abcd")
+    assert ("reading 3 of 4" in sys.stderr.getvalue()) == shown
+    assert not shown or sys.stderr.getvalue().endswith(" \r")

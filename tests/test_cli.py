@@ -1,0 +1,373 @@
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pecil import PEC
+from pecil.cli import main
+
+SMALL = ["--teacher-width", "60", "--student-width", "4", "--set", "output_dim=10"]
+
+
+@pytest.fixture
+def pecil(capsys):
+    """Call the command line in this process: arguments in, (exit code, output, errors) out."""
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as stopped:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return stopped.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def ok(pecil):
+    """Call a command that must succeed with --json; return what it printed."""
+
+    def call(*arguments):
+        code, out, err = pecil(*arguments, "--json")
+        assert (code, err) == (0, "")
+        return json.loads(out)
+
+    return call
+
+
+def samples(labels, n=30, seed=0):
+    """Draw vectors around a different corner for each label."""
+    random = np.random.default_rng(seed)
+    y = np.array(labels).repeat(n)
+    corners = {label: 6 * np.eye(8)[k] for k, label in enumerate("abcdefgh")}
+    x = np.stack([corners[label] for label in y]) + random.normal(size=(len(y), 8))
+    return x.astype(np.float32), y
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Write samples of the given labels as an .npz or a .csv and return its path."""
+
+    def write(labels, kind="npz", test=False, **options):
+        path = tmp_path / f"{labels}-{len(list(tmp_path.iterdir()))}.{kind}"
+        x, y = samples(list(labels), **options)
+        if kind == "csv":
+            with path.open("w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow([*(f"x{i}" for i in range(8)), "kind"])
+                writer.writerows([*map(str, row), label] for row, label in zip(x, y, strict=True))
+        elif test:
+            test_x, test_y = samples(list(labels), seed=1)
+            np.savez(path, train_x=x, train_y=y, test_x=test_x, test_y=test_y)
+        else:
+            np.savez(path, x=x, y=y)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def model(tmp_path, data, ok):
+    path = tmp_path / "model.pecil"
+    ok("fit", data("ab"), "-o", path, *SMALL)
+    return path
+
+
+def test_fit_learn_predict_on_own_data(tmp_path, data, ok):
+    path = tmp_path / "model.pecil"
+    fitted = ok("fit", data("ab", test=True), "-o", path, *SMALL, "--lr", 0.01)
+    assert [c["label"] for c in fitted["classes"]] == ["a", "b"]
+    assert fitted["accuracy"] > 0.9
+    assert fitted["settings"]["lr"] == 0.01
+    assert fitted["settings"]["output_dim"] == 10
+    assert fitted["model"] == str(path)
+
+    learned = ok("learn", path, data("bc", test=True))
+    assert learned["classes"] == [
+        {"label": "a", "samples": 30},
+        {"label": "b", "samples": 60},
+        {"label": "c", "samples": 30},
+    ]
+    assert learned["accuracy"] > 0.9
+
+    predicted = ok("predict", path, data("abc", seed=2), "--novelty")
+    assert predicted["accuracy"] > 0.8
+    assert [row["index"] for row in predicted["predictions"]] == list(range(90))
+    x, _ = samples(list("abc"), seed=2)
+    loaded = PEC.load(path)
+    assert [row["label"] for row in predicted["predictions"]] == loaded.predict(x).tolist()
+    np.testing.assert_allclose(
+        [row["novelty"] for row in predicted["predictions"]], loaded.novelty(x), rtol=1e-5
+    )
+
+
+def test_learning_into_another_file_leaves_the_model_alone(tmp_path, data, model, ok):
+    before = model.read_bytes()
+    ok("learn", model, data("c"), "-o", tmp_path / "more.pecil")
+    assert model.read_bytes() == before
+    assert list(PEC.load(tmp_path / "more.pecil").classes_) == ["a", "b", "c"]
+
+
+def test_learning_new_classes_equals_learning_them_at_once(tmp_path, data, model, ok):
+    ok("learn", model, data("cd", seed=3))
+    ok("fit", data("cd", seed=3), "-o", tmp_path / "alone.pecil", *SMALL)
+    x, _ = samples(list("abcd"), seed=4)
+    np.testing.assert_allclose(
+        PEC.load(model).errors(x)[:, 2:], PEC.load(tmp_path / "alone.pecil").errors(x), rtol=1e-5
+    )
+
+
+def test_predictions_as_a_csv_file_and_on_standard_output(tmp_path, data, model, pecil):
+    out_csv = tmp_path / "out.csv"
+    code, out, _ = pecil("predict", model, data("ab"), "--novelty", "-o", out_csv)
+    assert code == 0
+    assert re.search(r"accuracy +\d", out)
+    with out_csv.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["index", "label", "novelty"]
+    assert [row["index"] for row in rows] == [str(i) for i in range(60)]
+    assert {row["label"] for row in rows} == {"a", "b"}
+    assert all(float(row["novelty"]) > 0 for row in rows)
+
+    code, printed, _ = pecil("predict", model, data("ab"), "--novelty")
+    assert code == 0
+    assert printed == out_csv.read_text()
+
+
+def test_samples_like_no_known_class_get_the_label_of_the_rejected(data, model, ok):
+    strange = ok("predict", model, data("h"), "--reject-as", "none of them")["predictions"]
+    known = ok("predict", model, data("ab"), "--reject-as", "none of them")["predictions"]
+    rejected = [sum(r["label"] == "none of them" for r in rows) for rows in (strange, known)]
+    assert rejected[0] / 30 > 0.5 > 0.2 > rejected[1] / 60
+
+
+def test_a_table_with_a_chosen_column_of_labels(tmp_path, data, ok, pecil):
+    table = data("ab", kind="csv")
+    fitted = ok("fit", table, "-o", tmp_path / "m.pecil", "--label", "kind", *SMALL)
+    assert [c["label"] for c in fitted["classes"]] == ["a", "b"]
+    code, _, err = pecil("fit", table, "-o", tmp_path / "m.pecil", "--label", "colour")
+    assert code == 1
+    assert "colour" in err
+
+
+def test_merged_models_know_the_classes_of_all(tmp_path, data, model, ok, pecil):
+    paths = [model]
+    for labels in ("c", "de"):
+        paths.append(tmp_path / f"{labels}.pecil")
+        ok("fit", data(labels), "-o", paths[-1], *SMALL)
+    merged = tmp_path / "merged.pecil"
+    assert [c["label"] for c in ok("merge", *paths, "-o", merged)["classes"]] == list("abcde")
+    x, _ = samples(list("abcde"))
+    np.testing.assert_allclose(
+        PEC.load(merged).errors(x)[:, 3:], PEC.load(paths[2]).errors(x), rtol=1e-5
+    )
+
+    ok("fit", data("f"), "-o", tmp_path / "other.pecil", *SMALL, "--seed", 1)
+    before = merged.read_bytes()
+    code, _, err = pecil("merge", merged, tmp_path / "other.pecil", "-o", merged)
+    assert (code, merged.read_bytes()) == (1, before)
+    assert err.startswith("pecil: ")
+    assert pecil("merge", model, "-o", merged)[0] == 2
+
+
+def test_info_tells_what_a_model_knows(model, ok, pecil):
+    facts = ok("info", model)
+    assert facts["bytes"] == model.stat().st_size
+    assert facts["input_shape"] == [8]
+    assert facts["n_parameters"] == 2 * facts["n_parameters_per_class"] == 2 * 94
+    code, out, _ = pecil("info", model)
+    assert code == 0
+    assert "parameters" in out
+    assert re.search(r"\ba\b.*30", out)
+
+
+def test_run_prints_accuracies_time_and_parameters(pecil):
+    code, out, err = pecil("run", "pec", "digits", "--split", "10/1", "--seed", "0", "--per-task")
+    assert (code, err) == (0, "")
+    accuracy = float(re.search(r"accuracy +([\d.]+) %", out)[1])
+    assert accuracy > 85
+    assert re.search(r"seconds +load .*fit .*test", out)
+    assert re.search(r"parameters +[\d,]+\n", out)
+    assert len(re.findall(r"^│ \d ", out, flags=re.MULTILINE)) == 19  # classes 0-9, tasks 1-9
+    assert "after task" in out
+
+
+def test_run_takes_seeds_and_settings_and_stores_results(tmp_path, ok, pecil):
+    file = tmp_path / "runs.jsonl"
+    common = ("run", "pec", "digits", "--set", "teacher_width=50", "--save-results", file)
+    rows = ok(*common, "--seeds", 2, "--set", "architecture=mlp")
+    assert [row["seed"] for row in rows] == [0, 1]
+    assert rows[0]["settings"]["teacher_width"] == 50
+    assert rows[0]["settings"]["architecture"] == "mlp"
+    assert [json.loads(line) for line in file.read_text().splitlines()] == rows
+    assert [row["seed"] for row in ok(*common, "--seed", 5, "--seed", 3)] == [5, 3]
+    assert len(file.read_text().splitlines()) == 4
+    code, out, _ = pecil(*common, "--seeds", 2)
+    assert code == 0
+    assert re.search(r"accuracy +[\d.]+ ± [\d.]+ %\nseeds +0, 1\n", out)
+
+
+def test_tables_are_made_from_stored_results(tmp_path, ok, pecil):
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (folder / "broken.jsonl").write_text("{\n")
+    code, out, err = pecil("table", "--results", folder, "-o", tmp_path / "results.md")
+    assert (code, out) == (0, "")
+    assert re.search(r"set aside: .*broken.jsonl, line 1: ", err)
+    text = (tmp_path / "results.md").read_text()
+    assert "## table1" in text
+    assert "## default_lr" in text
+    code, out, _ = pecil("table", "table1", "--results", folder)
+    assert code == 0
+    assert out in text
+    (folder / "broken.jsonl").unlink()
+    cells = ok("table", "table1", "--results", folder)["table1"]
+    assert cells[0]["paper"] == 92.31
+
+
+@pytest.mark.parametrize("kind", ["methods", "datasets", "tables"])
+def test_lists(kind, ok, pecil):
+    names = [row["name"] for row in ok("list", kind)]
+    assert {"methods": "pec", "datasets": "digits", "tables": "table1"}[kind] in names
+    code, out, _ = pecil("list", kind)
+    assert code == 0
+    assert all(name in out for name in names)
+
+
+def test_demo_prints_a_table_and_saves_a_plot(tmp_path, ok, pecil):
+    plot = tmp_path / "plot.png"
+    code, out, err = pecil("demo", "-o", plot, "--seeds", 1)
+    assert (code, err) == (0, "")
+    assert "Fine-tuning" in out
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    accuracy = ok("demo", "-o", plot, "--seeds", 1)["accuracy"]
+    assert accuracy["pec"][-1] > 0.8 > 0.2 > accuracy["finetuning"][-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("fit", "nothing.csv", "-o", "m.pecil"), "nothing.csv"),
+        (("fit", "digits", "-o", "no/such/folder/m.pecil"), "no folder no/such/folder"),
+        (("fit", "digits", "-o", "m.pecil", "--set", "lrr=1"), "no setting lrr; it has"),
+        (("fit", "digits", "-o", "m.pecil", "--lr", "-1"), "lr"),
+        (("fit", "digits", "-o", "m.pecil", "--set", "lr=fast"), "lr"),
+        (("fit", "digits", "-o", "m.pecil", "--architecture", "tree"), "conv"),
+        (("fit", "digits", "-o", "m.pecil", "--device", "abacus"), "abacus"),
+        (("learn", "nothing.pecil", "digits"), "nothing.pecil"),
+        (("predict", "foreign.pecil", "digits"), "foreign.pecil"),
+        (("info", "foreign.pecil"), "foreign.pecil"),
+        (("run", "er", "digits"), "pec, finetuning, got 'er'"),
+        (("run", "pec", "digits", "--split", "3/3"), "10/1"),
+        (("run", "finetuning", "digits", "--set", "batch_size=0"), "batch_size"),
+        (("table", "table9"), "table1, default_lr, got 'table9'"),
+        (("table", "--results", "nothing.jsonl"), "nothing.jsonl"),
+    ],
+    ids=" ".join,
+)
+def test_a_users_mistake_is_one_paragraph_and_exit_code_1(
+    arguments, message, tmp_path, monkeypatch, pecil
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "foreign.pecil").write_text("not a model")
+    (tmp_path / "results").mkdir()
+    code, out, err = pecil(*arguments)
+    assert (code, out) == (1, "")
+    assert err.startswith("pecil: ")
+    assert message in err
+    assert "Traceback" not in err
+    assert "\n\n" not in err
+    assert sorted(os.listdir()) == ["foreign.pecil", "results"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("fly",),
+        ("fit", "digits"),
+        ("fit", "digits", "-o", "m.pecil", "--lr", "fast"),
+        ("run", "pec", "digits", "--seed", "1", "--seeds", "2"),
+        ("run", "pec", "digits", "--set", "lr"),
+        ("list", "stars"),
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_is_not_understood_is_exit_code_2(arguments, pecil):
+    code, out, err = pecil(*arguments)
+    assert (code, out) == (2, "")
+    assert "Usage" in err
+
+
+def test_data_of_another_shape_leaves_the_model_as_it_was(tmp_path, model, pecil):
+    np.savez(tmp_path / "wide.npz", x=np.zeros((4, 9), dtype=np.float32), y=list("abab"))
+    before = model.read_bytes()
+    for command in ("learn", "predict"):
+        code, _, err = pecil(command, model, tmp_path / "wide.npz")
+        assert code == 1
+        assert "9" in err
+    assert model.read_bytes() == before
+
+
+def test_version(pecil):
+    code, out, _ = pecil("--version")
+    assert code == 0
+    assert re.fullmatch(r"pecil \d+\.\d+\.\d+\n", out)
+
+
+def test_without_typer_the_extra_is_named():
+    code = "import sys; sys.modules['typer'] = None; import pecil.cli"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == 'pecil: the command line needs more: pip install "pecil[cli]"\n'
+
+
+STOPPED_WHILE = {
+    "learning": """
+def slow(self, *arguments, **options):
+    original(self, *arguments, **options)
+    wait()
+original, PEC.partial_fit = PEC.partial_fit, slow
+""",
+    "saving": """
+import os
+def slow(source, target):
+    wait()
+os.replace = slow
+""",
+}
+
+
+@pytest.mark.parametrize("moment", STOPPED_WHILE)
+def test_ctrl_c_leaves_the_previous_model_intact(moment, tmp_path, data, model):
+    """Send a real SIGINT to a real process, held at the worst moments."""
+    program = f"""
+import sys, time
+from pecil import PEC
+from pecil.cli import main
+def wait():
+    print("now", flush=True)
+    time.sleep(60)
+{STOPPED_WHILE[moment]}
+main()
+"""
+    more, before = data("cd"), model.read_bytes()
+    files = sorted(tmp_path.iterdir())
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "learn", model, more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "now\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert out == ""
+    assert model.read_bytes() == before
+    assert sorted(tmp_path.iterdir()) == files
