@@ -3,16 +3,17 @@
 import hashlib
 import io
 import json
+import socket
 import sys
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import huggingface_hub
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from huggingface_hub import constants
 from PIL import Image
 
 from pecil.data import DATASETS, load
@@ -82,19 +83,27 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch):
+def ask(tmp_path, monkeypatch):
+    """Return a function that sends the client to another endpoint, in all it does."""
+
+    def asking(url):
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", url)
+        monkeypatch.setenv("HF_ENDPOINT", url)
+
+    for name in ("HF_HUB_CACHE", "AGENT_HARNESSES_PATH"):
+        monkeypatch.setattr(constants, name, str(tmp_path / name), raising=False)
+    return asking
+
+
+@pytest.fixture
+def hub(ask):
     with Hub() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", server.url)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
-        monkeypatch.setattr(
-            huggingface_hub.constants, "AGENT_HARNESSES_PATH", str(tmp_path / "h"), raising=False
-        )
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        ask(server.url)
         yield server
         server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
@@ -203,11 +212,13 @@ def test_a_repository_without_the_files_is_refused(publish, hub, folder):
         load("mnist")
 
 
-def test_a_hub_out_of_reach_says_how_else_to_get_it(folder, monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ConnectionError, match="cannot download ylecun/mnist.*MNIST is not at"):
-        load("mnist")
+def test_a_hub_out_of_reach_says_how_else_to_get_it(folder, ask, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # the client tries again and again
+    with socket.socket() as unused:  # bound, but nobody listens
+        unused.bind(("127.0.0.1", 0))
+        ask(f"http://127.0.0.1:{unused.getsockname()[1]}")
+        with pytest.raises(ConnectionError, match="cannot download ylecun/mnist.*MNIST is not at"):
+            load("mnist")
     assert not list(folder.iterdir())
 
 

@@ -141,8 +141,12 @@ def test_missing_data_says_how_to_get_it(folder, name):
         ({"train_x": None}, "expected train_x and train_y.*found test_x, test_y, train_y"),
         ({"test_x": None, "test_y": None}, "expected test_x and test_y"),
         ({"test_y": None}, "expected train_x"),
-        ({"train_x": np.zeros((30, 28, 27), np.uint8)}, r"uint8 of shape \(n, 28, 28\)"),
-        ({"test_x": np.zeros((20, 28, 28))}, "samples differ|uint8 of shape"),
+        ({"train_x": np.zeros((30, 28, 27), np.uint8)}, r"samples differ in shape, \(28, 27\)"),
+        (
+            {"train_x": np.zeros((30, 9), np.uint8), "test_x": np.zeros((20, 9), np.uint8)},
+            r"train_x as uint8 of shape \(n, 28, 28\), found uint8 of shape \(30, 9\)",
+        ),
+        ({"test_x": np.zeros((20, 28, 28))}, "test_x as uint8 of shape .*found float64"),
         ({"train_x": np.zeros((29, 28, 28), np.uint8)}, "expected 29 labels"),
         (
             {"train_y": np.repeat(np.arange(1, 11), 3)},

@@ -73,7 +73,7 @@ class TestFolder:
         for i in range(5):
             save_image(grey / f"dog/odd{i}.png", np.zeros((6, 4)))
         save_image(grey / "cat/3.png", np.zeros((4, 6)))
-        with pytest.raises(ValueError, match=r"most are 6x4 .* odd0.png is 4x6;.*; and 2 more"):
+        with pytest.raises(ValueError, match=r"most are 6x4 .*odd0.png is 4x6;.*; and 2 more"):
             load(grey)
 
     def test_nothing_to_read_is_an_error(self, grey, tmp_path):
@@ -168,7 +168,7 @@ class TestNpz:
             else:
                 assert np.array_equal(data.train_x, expected.train_x)
                 assert np.array_equal(data.train_y, expected.train_y)
-        assert refused > len(whole) * 0.7
+        assert refused > len(whole) / 2
 
     @staticmethod
     def saved(folder, compressed=False):

@@ -88,24 +88,15 @@ def read_npz(path: Path) -> Arrays:
 def _unpacked(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of an .npz archive; damage and pickles are refused."""
     wanted = {"x", "X", "y", "train_x", "train_y", "test_x", "test_y", "note"}
+    damage = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError)
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(path) as archive:  # np.load would take other kinds of files too
             names = {name.removesuffix(".npy") for name in archive.namelist()}
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in sorted(names & wanted)}
-    except FileNotFoundError:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in sorted(names & wanted)}
+    except PermissionError:
         raise
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        EOFError,
-        MemoryError,
-        NotImplementedError,
-        OSError,
-        OverflowError,
-        RuntimeError,
-        ValueError,
-    ) as error:
+    except damage as error:
         raise ValueError(
             f"{path} is damaged or not an .npz archive of plain arrays: {error}"
         ) from error

@@ -336,7 +336,7 @@ def _downloaded(info: DatasetInfo, tables: hub.Tables, path: Path) -> Arrays:
     try:
         arrays = hub.fetch(info.source, tables, info.shape, path.parent)
     except (ImportError, ConnectionError) as error:
-        raise type(error)(f"{error}. {_missing(info, path)}") from error
+        raise type(error)(f"{str(error).rstrip('.')}. {_missing(info, path)}") from error
     arrays = _checked(arrays, info, info.source)
     counts = len(arrays["train_y"]), len(arrays["test_y"])
     if counts != (info.n_train, info.n_test):

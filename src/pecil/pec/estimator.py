@@ -128,7 +128,7 @@ class PEC(ErrorClassifier):
     Notes
     -----
     uint8 input is divided by 255. Scoring is one pass of the teacher and one merged pass of
-    all students, in chunks whose largest temporary stays below 8 MiB on a CPU and 1 GiB on a
+    all students, in chunks whose largest temporary stays below 8 MiB on a CPU and 256 MiB on a
     GPU (or what one sample needs, if that is more).
 
     References

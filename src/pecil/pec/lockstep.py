@@ -5,6 +5,10 @@ samples in its own order, gives what training them one by one gives. A step is c
 once as a CUDA graph and replayed; which samples, which learning rate and which step count
 each class has at step t is looked up in tables on the device, so that nothing is sent while
 it runs. A class without samples left stands still: its rates in the tables are zero.
+
+What a student becomes does not depend on its company, to the last bit: the products of a
+batch of two matrices or more are computed one like the other. A single one would be
+computed in another way; it is given a companion that stands still.
 """
 
 from collections.abc import Sequence
@@ -52,16 +56,18 @@ class _Run:
         from pecil.pec.students import ADAM_EPS, BETA1, BETA2
 
         device, arch = students.start.device, students.architecture
+        self.slots = [lesson.slot for lesson in lessons]
+        self.classes = classes = max(2, len(self.slots))
         self.arch, self.eps = arch, ADAM_EPS
         self.students, self.lessons, self.batch_size = students, lessons, batch_size
-        self.slots = torch.tensor([lesson.slot for lesson in lessons], device=device)
-        self.rows, self.first, self.second = (part[self.slots] for part in students.parts)
+        padded = (self.slots * 2)[:classes]
+        self.rows, self.first, self.second = (part[padded] for part in students.parts)
         self.gradient = torch.zeros_like(self.rows)
         self.x = torch.cat([lesson.x for lesson in lessons])
         self.target = torch.cat([lesson.target for lesson in lessons])
 
         self.steps = [len(lesson.order) // batch_size for lesson in lessons]
-        self.length, classes = max(self.steps), len(lessons)
+        self.length = max(self.steps)
         # one more row at the end of each table: a step at which everybody stands still
         index = torch.zeros(self.length + 1, classes, batch_size, dtype=torch.int64)
         table = torch.zeros(4, self.length + 1, classes, 1, dtype=torch.float64)
@@ -100,7 +106,7 @@ class _Run:
         for part, new in zip(
             self.students.parts, (self.rows, self.first, self.second), strict=True
         ):
-            part[self.slots] = new
+            part[self.slots] = new[: len(self.slots)]
         result = []
         for c, (lesson, n) in enumerate(zip(self.lessons, self.steps, strict=True)):
             self.students.steps[lesson.slot] += n
@@ -110,7 +116,7 @@ class _Run:
     def _step(self, nets: Stack, grads: Stack) -> None:
         """Take step t in every class; all shapes and addresses are fixed."""
         at = self.index.index_select(0, self.t).flatten()
-        shape = (len(self.lessons), self.batch_size)
+        shape = (self.classes, self.batch_size)
         x = self.arch.inputs(self.x.index_select(0, at)).unflatten(0, shape)
         y, tape = forward(nets, x)
         error = y - self.target.index_select(0, at).unflatten(0, shape)

@@ -29,7 +29,7 @@ ACTIVATIONS = ("gelu", "relu", "identity")
 INITS = ("kaiming", "xavier", "uniform0.001", "uniform0.01", "uniform0.1")
 EPS = 1e-5  # of both normalisations, as in PyTorch
 ALIGN = 16  # floats: every parameter of a row starts on a 64-byte border
-CPU_CHUNK, GPU_CHUNK = 2**21, 2**28  # floats that one temporary of a forward pass may hold
+CPU_CHUNK, GPU_CHUNK = 2**21, 2**26  # floats that one temporary of a forward pass may hold
 
 Tape = list[tuple[Tensor, ...]]
 
@@ -260,7 +260,7 @@ def forward(nets: Stack, x: Tensor) -> tuple[Tensor, Tape]:
     tape : list
         What :func:`backward` needs.
     """
-    arch, tape = nets.architecture, []
+    arch, tape = nets.architecture, Tape()
     conv = arch.kind == "conv"
     for k, layer in enumerate(nets.hidden):
         if conv and k:
@@ -403,7 +403,7 @@ class Teacher:
         flat = weight.T.contiguous()  # (9c, w)
         out = x.new_empty(len(x), arch.output_dim)
         cpu = x.device.type == "cpu"
-        rows = 64 if cpu else max(1, GPU_CHUNK // arch.temporaries)
+        rows = 64 if cpu else 256  # images whose pooled maps are multiplied together
         for part, target in zip(x.split(rows), out.split(rows), strict=True):
             patches = arch.inputs(part).transpose(1, 2).contiguous()  # (n, positions, 9c)
             patches -= patches.mean(1, keepdim=True)
@@ -421,9 +421,13 @@ class Teacher:
         rectify = arch.activation == "relu"
         height, width = arch.input_shape[1:]
         if not cpu:
-            maps = patches @ weight
-            maps = maps.relu_() if rectify else maps
-            return _pooling((height, width), (arch.pool, arch.pool), maps.device).T @ maps
+            cells = _pooling((height, width), (arch.pool, arch.pool), patches.device).T
+            pooled = patches.new_empty(len(patches), arch.pool**2, arch.width)
+            images = max(1, GPU_CHUNK // arch.temporaries)
+            for part, target in zip(patches.split(images), pooled.split(images), strict=True):
+                maps = part @ weight
+                torch.matmul(cells, maps.relu_() if rectify else maps, out=target)
+            return pooled
         rows = _windows(height, arch.pool)
         averaging = _pooling((1, width), (1, arch.pool), patches.device).T  # (r, width)
         pooled = patches.new_empty(len(patches), arch.pool, arch.pool, arch.width)
