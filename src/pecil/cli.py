@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 try:
@@ -30,11 +31,10 @@ import pecil
 from pecil.files import written_whole
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pecil import PEC
     from pecil.bench import Result
     from pecil.data import Dataset
+    from pecil.methods.learner import Array
 
 CHUNK = 1000  # samples between two updates of a progress bar
 
@@ -45,14 +45,30 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def _usable(device: str) -> str:
+    """Refuse a device that is not there before any work begins."""
+    import torch
+
+    if device != "auto":
+        try:
+            torch.empty(0, device=device)
+        except (AssertionError, RuntimeError) as error:
+            raise ValueError(f"expected auto, cpu, cuda, ..., got {device!r}: {error}") from error
+    return device
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, nothing else.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, ...")]
+Device = Annotated[str, typer.Option(callback=_usable, help="auto, cpu, cuda, ...")]
 Data = Annotated[
     str,
-    typer.Argument(help="A dataset's name, a folder of images per class, .npz, .csv, .parquet."),
+    typer.Argument(
+        metavar="DATA",
+        help="A dataset's name; or a folder of images per class, an .npz, .csv or .parquet.",
+    ),
 ]
 Label = Annotated[str | None, typer.Option(help="The column of labels in a table.")]
-Model = Annotated[Path, typer.Argument(help="A saved model.")]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A saved model.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where to save the model.")]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting.")
@@ -72,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=arguments, prog_name="pecil")
     except (ValueError, OSError, ImportError) as error:
-        print(f"pecil: {error}", file=sys.stderr)
+        print("pecil:", " ".join(str(error).split()), file=sys.stderr)
         raise SystemExit(1) from None
 
 
@@ -93,16 +109,18 @@ def _pecil(
 
 @app.command()
 def run(
-    method: Annotated[str, typer.Argument(help="See: pecil list methods.")],
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="See: pecil list methods.")],
     dataset: Data,
     split: Annotated[
         str | None,
-        typer.Option(metavar="T/C", help="Tasks / classes per task [default: one class a task]."),
+        typer.Option(metavar="T/C", help="Tasks / classes per task; by default one class a task."),
     ] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="May be repeated [default: 0].")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="May be repeated; by default 0.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 to N - 1.", metavar="N")] = None,
     changes: Changes = None,
-    per_task: Annotated[bool, typer.Option(help="Test after every task, too.")] = False,
+    per_task: Annotated[
+        bool, typer.Option("--per-task", help="Test after every task, too.")
+    ] = False,
     save_results: Annotated[
         Path | None, typer.Option(metavar="FILE.jsonl", help="Append the results to a file.")
     ] = None,
@@ -115,6 +133,8 @@ def run(
 
     if seed and seeds:
         raise typer.BadParameter("give --seed or --seeds, not both")
+    if save_results is not None:
+        _check_output(save_results)
     settings = _parsed(changes)
     results = []
     for number in range(seeds) if seeds else seed or [0]:
@@ -148,14 +168,14 @@ def fit(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Learn DATA from nothing and save the model.
+    """Learn DATA from nothing and save the model; test it if there is a test part.
 
-    A dataset of the benchmark starts from the paper's settings. Where the data has
-    a test part, the accuracy on it is printed.
+    A dataset of the benchmark starts from the paper's settings.
     """
     from pecil.bench.experiment import settings_for
+    from pecil.methods import check_settings
 
-    _check_folder(output)
+    _check_output(output)
     options = {
         "architecture": architecture,
         "student_width": student_width,
@@ -167,7 +187,9 @@ def fit(
         "device": device,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    model = pecil.PEC().set_params(**settings_for("pec", data) | given | _parsed(changes))
+    settings = settings_for("pec", data) | given | _parsed(changes)
+    check_settings("PEC", settings, pecil.PEC().get_params())
+    model = pecil.PEC(**settings)
     samples = _load(data, label)
     if model.mean is None and model.std is None:
         model.set_params(mean=samples.mean, std=samples.std)
@@ -183,7 +205,7 @@ def learn(
     data: Data,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Where to save [default: the model's own file]."),
+        typer.Option("--output", "-o", help="Where to save; by default the model's own file."),
     ] = None,
     label: Label = None,
     device: Device = "auto",
@@ -191,7 +213,7 @@ def learn(
 ) -> None:
     """Go on learning: more samples of known classes, and new classes."""
     target = output or model
-    _check_folder(target)
+    _check_output(target)
     learner = _model(model, device)
     samples = _load(data, label)
     learner.set_params(expected_samples=_expected(learner, samples.train_y))
@@ -211,7 +233,7 @@ def predict(
         typer.Option(metavar="LABEL", help="The label of samples that resemble no known class."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A CSV file [default: print it].")
+        Path | None, typer.Option("--output", "-o", help="A CSV file; by default print it.")
     ] = None,
     label: Label = None,
     device: Device = "auto",
@@ -219,18 +241,19 @@ def predict(
 ) -> None:
     """Name the class of every sample, as CSV; of the test part where there is one."""
     if output is not None:
-        _check_folder(output)
+        _check_output(output)
     learner = _model(model, device)
     samples = _load(data, label)
-    x, y = (
-        (samples.train_x, samples.train_y)
-        if samples.test_x is None
-        else (samples.test_x, samples.test_y)
-    )
+    x, y = samples.test_x, samples.test_y
+    if x is None or y is None:
+        x, y = samples.train_x, samples.train_y
     rows = _predictions(learner, x, novelty, reject_as)
     facts: dict[str, Any] = {"samples": len(rows), "accuracy": _accuracy(rows, y)}
     if output is not None:
-        with written_whole(output) as temporary, temporary.open("w", newline="") as file:
+        with (
+            written_whole(output) as temporary,
+            temporary.open("w", encoding="utf-8", newline="") as file,
+        ):
             _write_csv(file, rows)
         facts["output"] = output
     if as_json:
@@ -262,7 +285,7 @@ def merge(
     """Put models that learned different classes together; nothing is trained again."""
     if len(models) < 2:
         raise typer.BadParameter("expected two models or more")
-    _check_folder(output)
+    _check_output(output)
     merged = _model(models[0], "cpu")
     for path in models[1:]:
         merged.merge(_model(path, "cpu"))
@@ -277,30 +300,42 @@ def list_(kind: Kind, as_json: Json = False) -> None:
     from pecil.data import DATASETS
     from pecil.methods import METHODS
 
-    methods = ("name", "title", "buffer", "description", "reference")
-    datasets = ("name", "title", "shape", "n_classes", "n_train", "n_test", "source", "licence")
-    rows: list[dict[str, Any]] = {
-        Kind.METHODS: [{n: getattr(m, n) for n in methods} for m in METHODS.values()],
-        Kind.DATASETS: [{n: getattr(d, n) for n in datasets} for d in DATASETS.values()],
-        Kind.TABLES: [{"name": n, "title": t["title"]} for n, t in definitions().items()],
-    }[kind]
+    records: dict[Kind, tuple[Sequence[Any], Sequence[str], Sequence[str]]] = {
+        # what there is, the columns for everyone, and those for machines alone
+        Kind.METHODS: (
+            list(METHODS.values()),
+            ("name", "title", "buffer", "description"),
+            ("reference",),
+        ),
+        Kind.DATASETS: (
+            list(DATASETS.values()),
+            ("name", "shape", "n_classes", "n_train", "n_test", "licence"),
+            ("title", "source", "note"),
+        ),
+        Kind.TABLES: (
+            [SimpleNamespace(name=name, **t) for name, t in definitions().items()],
+            ("name", "title"),
+            (),
+        ),
+    }
+    found, columns, more = records[kind]
     if as_json:
-        _print_json(rows)
+        _print_json([{name: getattr(r, name) for name in (*columns, *more)} for r in found])
     else:
-        header = [name.replace("_", " ") for name in rows[0]]
-        _print_table(header, [[_shown(v) for v in row.values()] for row in rows])
+        rows = [[_shown(getattr(record, name)) for name in columns] for record in found]
+        _print_table([name.removeprefix("n_") for name in columns], rows)
 
 
 @app.command()
 def table(
     name: Annotated[
-        str | None, typer.Argument(help="See: pecil list tables [default: all].")
+        str | None, typer.Argument(help="See: pecil list tables; by default all.")
     ] = None,
     results: Annotated[Path, typer.Option(help="A file of results, or a folder of them.")] = Path(
         "results"
     ),
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A Markdown file [default: print it].")
+        Path | None, typer.Option("--output", "-o", help="A Markdown file; by default print it.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -335,7 +370,7 @@ def demo(
     from pecil.bench.demo import curves, plot
     from pecil.methods import METHODS
 
-    _check_folder(output)
+    _check_output(output)
     with _progress("digits, one class at a time") as show:
         measured = curves(range(seeds), show)
     plot(measured, output)
@@ -349,30 +384,36 @@ def demo(
             [str(n), *(f"{100 * accuracy:.1f} %" for accuracy in row)]
             for n, row in enumerate(zip(*means.values(), strict=True), start=1)
         ],
-        title=f"Accuracy on the classes learned so far, mean of {seeds} runs",
+        title="Accuracy on the classes learned so far",
     )
-    print(f"plot: {output}")
+    print(f"mean of {seeds} runs; plot: {output}")
 
 
 def _parsed(changes: Sequence[str] | None) -> dict[str, Any]:
-    """Read KEY=VALUE; values are TOML, bare words are strings."""
+    """Read KEY=VALUE."""
     settings = {}
     for change in changes or ():
         key, equals, text = change.partition("=")
         if not equals or not key.strip():
             raise typer.BadParameter(f"expected --set KEY=VALUE, got {change!r}")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
-        settings[key.strip()] = value
+        settings[key.strip()] = _value(text)
     return settings
 
 
-def _check_folder(path: Path) -> None:
+def _value(text: str) -> Any:
+    """Read a TOML value; a bare word is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+
+
+def _check_output(path: Path) -> None:
     """Refuse to begin what could not be saved in the end."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise IsADirectoryError(f"cannot write {path}: it is a folder")
 
 
 def _model(path: Path, device: str) -> "PEC":
@@ -382,41 +423,38 @@ def _model(path: Path, device: str) -> "PEC":
 def _load(data: str, label: str | None) -> "Dataset":
     from pecil.data import load
 
-    with _progress(f"loading {data}"):
-        return load(data, label=label)
+    return load(data, label=label)
 
 
-def _expected(model: "PEC", labels: "np.ndarray") -> Any:
+def _expected(model: "PEC", labels: "Array") -> Any:
     """Let the learning rate of new classes fall over the samples that are there."""
-    given = model.expected_samples
+    given, known = model.expected_samples, model.samples_seen_
     if isinstance(given, int):
         return given
-    return {**(given or {}), **Counter(x for x in labels.tolist() if x not in model.samples_seen_)}
+    return {**(given or {}), **Counter(c for c in labels.tolist() if c not in known)}
 
 
 def _predictions(
-    model: "PEC", x: "np.ndarray", novelty: bool = False, reject_as: str | None = None
+    model: "PEC", x: "Array", novelty: bool = False, reject_as: str | None = None
 ) -> list[dict[str, Any]]:
     """Predict chunk by chunk: one row (index, label and, if asked, novelty) per sample."""
-    options = {} if reject_as is None else {"reject_as": reject_as}
+    options = {} if reject_as is None else {"reject_as": _value(reject_as)}
     rows: list[dict[str, Any]] = []
     with _progress(f"predicting {len(x):,} samples") as show:
         for start in range(0, len(x), CHUNK):
             chunk = x[start : start + CHUNK]
-            for label in model.predict(chunk, **options):
+            for label in model.predict(chunk, **options).tolist():
                 rows.append({"index": len(rows), "label": label})
             if novelty:
-                for row, value in zip(rows[start:], model.novelty(chunk), strict=True):
-                    row["novelty"] = float(value)
+                for row, value in zip(rows[start:], model.novelty(chunk).tolist(), strict=True):
+                    row["novelty"] = value
             show(len(rows), len(x))
     return rows
 
 
-def _accuracy(rows: Sequence[Mapping[str, Any]], y: "np.ndarray | None") -> float | None:
-    """Return the share of right labels, None where the labels are not known."""
-    if y is None:
-        return None
-    return sum(bool(row["label"] == t) for row, t in zip(rows, y, strict=True)) / len(rows)
+def _accuracy(rows: Sequence[Mapping[str, Any]], y: "Array") -> float:
+    """Return the share of right labels."""
+    return sum(row["label"] == label for row, label in zip(rows, y.tolist(), strict=True)) / len(y)
 
 
 def _write_csv(file: TextIO, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -427,13 +465,14 @@ def _write_csv(file: TextIO, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _facts(model: "PEC", path: Path) -> dict[str, Any]:
     """Return what there is to say about a saved model."""
+    seen = model.samples_seen_
     return {
         "model": path,
         "bytes": path.stat().st_size,
         "input_shape": model.input_shape_,
         "n_parameters": model.n_parameters_,
         "n_parameters_per_class": model.n_parameters_per_class_,
-        "classes": [{"label": c, "samples": model.samples_seen_[c]} for c in model.classes_],
+        "classes": [{"label": c, "samples": seen[c]} for c in model.classes_.tolist()],
         "settings": model.get_params(),
     }
 
@@ -485,15 +524,19 @@ def _shown(value: Any) -> str:
 
 
 def _print_facts(facts: Mapping[str, Any]) -> None:
-    """Print names and values, one a line; None is left out."""
-    known = {name.replace("_", " "): v for name, v in facts.items() if v is not None}
+    """Print names and values, one a line; None is left out, accuracies are in percent."""
+    known = {name: value for name, value in facts.items() if value is not None}
+    if isinstance(known.get("accuracy"), float):
+        known["accuracy"] = f"{100 * known['accuracy']:.2f} %"
     width = max(map(len, known))
     for name, value in known.items():
-        print(f"{name:<{width}}  {_shown(value)}")
+        print(f"{name.removeprefix('n_').replace('_', ' '):<{width}}  {_shown(value)}")
 
 
 def _print_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
-    grid = Table(*header, title=title or None, title_justify="left")
+    grid = Table(title=title or None, title_justify="left")
+    for position, name in enumerate(header):
+        grid.add_column(name, no_wrap=position < len(header) - 1)
     for row in rows:
         grid.add_row(*row)
     Console(markup=False, highlight=False).print(grid)

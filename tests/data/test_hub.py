@@ -156,7 +156,8 @@ def publish(hub, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [name for name, info in DATASETS.items() if info.tables])
-def test_a_download_is_the_dataset_and_is_kept(publish, hub, folder, name):
+def test_a_download_is_the_dataset_and_is_kept(publish, hub, folder, name, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_not_to_be_sent")
     train, test, _ = publish(name)
     data = load(name)
     assert np.array_equal(data.train_x, train[0]) and np.array_equal(data.train_y, train[1])
@@ -222,10 +223,15 @@ def test_a_hub_out_of_reach_says_how_else_to_get_it(folder, ask, monkeypatch):
     assert not list(folder.iterdir())
 
 
-def test_without_the_client_the_extra_is_named(folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+@pytest.mark.parametrize("module", ["huggingface_hub", "pyarrow.parquet", "PIL.Image"])
+def test_without_what_it_takes_the_extra_is_named_at_once(
+    publish, hub, folder, monkeypatch, module
+):
+    publish("mnist")
+    monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=r'pip install "pecil\[hub\]".*MNIST is not at'):
         load("mnist")
+    assert not hub.headers and not list(folder.iterdir())
 
 
 def test_nothing_is_asked_of_the_hub_where_a_file_is_found(publish, hub, folder):

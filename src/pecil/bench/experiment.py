@@ -17,7 +17,7 @@ import torch
 
 import pecil
 from pecil.data import DATASETS, Dataset, Task, load, stream
-from pecil.methods import METHODS, Learner
+from pecil.methods import METHODS, Learner, check_settings
 from pecil.methods.learner import Array
 
 Progress = Callable[[int, int], object]
@@ -129,11 +129,7 @@ def planned(
     """
     if method not in METHODS:
         raise ValueError(f"expected a method out of {', '.join(METHODS)}, got {method!r}")
-    allowed = METHODS[method].settings
-    if unknown := sorted(set(changes) - set(allowed)):
-        raise ValueError(
-            f"{method} has no setting {', '.join(unknown)}; it has {', '.join(allowed)}"
-        )
+    check_settings(method, changes, METHODS[method].settings)
     if split is None:
         split = f"{_n_classes(dataset)}/1"
     return Experiment(method, dataset, split, seed, settings_for(method, dataset) | changes)

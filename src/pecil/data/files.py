@@ -113,8 +113,8 @@ def _check_samples(x: NDArray[Any], y: NDArray[Any], x_name: str, y_name: str) -
             f"{y_name}: expected {len(x)} labels, numbers or text, found {y.dtype} of shape "
             f"{y.shape}"
         )
-    missing = np.isnan(y) if y.dtype.kind == "f" else y == ""
-    if np.any(missing):
+    missing = y != y if y.dtype.kind != "U" else y == ""  # only NaN differs from itself
+    if missing.any():
         raise ValueError(f"{y_name}: sample {np.flatnonzero(missing)[0]} has no label")
 
 

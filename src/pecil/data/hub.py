@@ -61,7 +61,7 @@ def fetch(repository: str, tables: Tables, shape: tuple[int, ...], folder: Path)
     ValueError
         If what arrives is not what the hub promised.
     """
-    client = needed("huggingface_hub", "hub")
+    client, *_ = (needed(m, "hub") for m in ("huggingface_hub", "pyarrow.parquet", "PIL.Image"))
     arrays: Arrays = {}
     with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as temporary:
         try:  # the client's errors have no base class that holds for all of its versions

@@ -1,7 +1,7 @@
 """The methods that can be run and compared, one registry."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from pecil.methods.learner import Learner
 from pecil.methods.pec import PECLearner
 from pecil.pec import PEC
 
-__all__ = ["METHODS", "FineTuning", "Learner", "Method", "PECLearner"]
+__all__ = ["METHODS", "FineTuning", "Learner", "Method", "PECLearner", "check_settings"]
 
 NOT_CHOSEN = {  # given by the dataset, the stream, the experiment or the machine
     *("n_classes", "input_shape", "mean", "std", "channels", "expected_samples", "shuffle"),
@@ -41,6 +41,14 @@ class Method:
         own = inspect.signature(self.options).parameters
         stream = () if self.independent else ("batch_size", "epochs")
         return (*(name for name in own if name not in NOT_CHOSEN), *stream)
+
+
+def check_settings(owner: str, given: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raise ValueError if a setting has a name that its owner does not know."""
+    if unknown := sorted(set(given) - set(allowed)):
+        raise ValueError(
+            f"{owner} has no setting {', '.join(unknown)}; it has {', '.join(allowed)}"
+        )
 
 
 METHODS = {

@@ -445,7 +445,15 @@ class PEC(ErrorClassifier):
         """Where the model lives."""
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self.device)
+        try:
+            device = torch.device(self.device)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(
+                f"device must be 'auto', 'cpu', 'cuda' or the like, but it is {self.device!r}"
+            ) from error
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"device is {self.device!r}, but there is no GPU that torch can use")
+        return device
 
     def _seed(self, use: int, member: int) -> int:
         words = np.random.SeedSequence([self.seed_, use, member]).generate_state(1, np.uint64)
@@ -527,6 +535,7 @@ class PEC(ErrorClassifier):
         _one_of("channels", self.channels, ("auto", "first", "last"))
         if not callable(self.teacher):
             _one_of("teacher", self.teacher, ("random",))
+        _ = self.device_
         self._check_numbers()
         if self.budget is not None and self.output_dim is not None:
             raise ValueError("give either budget or output_dim: a budget sets the output_dim")

@@ -6,12 +6,13 @@ once as a CUDA graph and replayed; which samples, which learning rate and which 
 each class has at step t is looked up in tables on the device, so that nothing is sent while
 it runs. A class without samples left stands still: its rates in the tables are zero.
 
-What a student becomes does not depend on its company, to the last bit: the products of a
-batch of two matrices or more are computed one like the other. A single one would be
-computed in another way; it is given a companion that stands still.
+What a student becomes does not depend on its company, to the last bit. The library's batched
+products round differently for batches of different size, so a batch always has ten
+students: more classes go ten by ten, fewer are filled up with copies that nobody trains.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,7 @@ from pecil.pec.networks import Stack, backward, forward
 if TYPE_CHECKING:
     from pecil.pec.students import Lesson, Students
 
+TOGETHER = 10
 WORTH = 32  # steps from which on capturing a graph pays
 
 
@@ -34,7 +36,7 @@ def learn(
     long.sort(key=lambda lesson: -len(lesson.order))
     while long:  # classes of similar length go together, so that few stand still
         most = len(long[0].order)
-        group = [lesson for lesson in long if len(lesson.order) >= 0.7 * most]
+        group = [lesson for lesson in long[:TOGETHER] if len(lesson.order) >= 0.7 * most]
         long = long[len(group) :]
         for slot, loss in _Run(students, group, batch_size).losses():
             losses[slot].append(loss)
@@ -49,6 +51,12 @@ def learn(
     return [(lesson.slot, torch.cat(losses[lesson.slot])) for lesson in lessons]
 
 
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the one stream for rehearsals: each new one would keep a workspace for good."""
+    return torch.cuda.Stream(device)
+
+
 class _Run:
     """One group of students, trained through all their whole batches."""
 
@@ -57,11 +65,11 @@ class _Run:
 
         device, arch = students.start.device, students.architecture
         self.slots = [lesson.slot for lesson in lessons]
-        self.classes = classes = max(2, len(self.slots))
         self.arch, self.eps = arch, ADAM_EPS
         self.students, self.lessons, self.batch_size = students, lessons, batch_size
-        padded = (self.slots * 2)[:classes]
-        self.rows, self.first, self.second = (part[padded] for part in students.parts)
+        filled = (self.slots * TOGETHER)[:TOGETHER]
+        self.rows = students.rows[filled]
+        self.first, self.second = (moment[self.slots] for moment in students.moments)
         self.gradient = torch.zeros_like(self.rows)
         self.x = torch.cat([lesson.x for lesson in lessons])
         self.target = torch.cat([lesson.target for lesson in lessons])
@@ -69,8 +77,8 @@ class _Run:
         self.steps = [len(lesson.order) // batch_size for lesson in lessons]
         self.length = max(self.steps)
         # one more row at the end of each table: a step at which everybody stands still
-        index = torch.zeros(self.length + 1, classes, batch_size, dtype=torch.int64)
-        table = torch.zeros(4, self.length + 1, classes, 1, dtype=torch.float64)
+        index = torch.zeros(self.length + 1, TOGETHER, batch_size, dtype=torch.int64)
+        table = torch.zeros(4, self.length + 1, len(lessons), 1, dtype=torch.float64)
         table[3] = 1.0
         offset = 0
         for c, (lesson, n) in enumerate(zip(lessons, self.steps, strict=True)):
@@ -83,13 +91,13 @@ class _Run:
             table[2, :n, c, 0] = -rates / (1 - BETA1**count)
             table[3, :n, c, 0] = (1 - BETA2**count).rsqrt()
         self.index, self.table = index.to(device), table.float().to(device)
-        self.loss = torch.zeros(self.length + 1, classes, batch_size, device=device)
+        self.loss = torch.zeros(self.length + 1, TOGETHER, batch_size, device=device)
         self.t = torch.zeros(1, dtype=torch.int64, device=device)
 
     def losses(self) -> list[tuple[int, Tensor]]:
         """Train; return each student's errors in order."""
         nets, grads = (Stack.over(self.arch, rows) for rows in (self.rows, self.gradient))
-        stream = torch.cuda.Stream()
+        stream = _side_stream(self.rows.device)
         stream.wait_stream(torch.cuda.current_stream())
         self.t.fill_(self.length)  # rehearse on the step at which everybody stands still
         with torch.cuda.stream(stream):
@@ -103,10 +111,9 @@ class _Run:
         self.t.fill_(0)
         for _ in range(self.length):
             graph.replay()
-        for part, new in zip(
-            self.students.parts, (self.rows, self.first, self.second), strict=True
-        ):
-            part[self.slots] = new[: len(self.slots)]
+        trained = (self.rows[: len(self.slots)], self.first, self.second)
+        for part, new in zip(self.students.parts, trained, strict=True):
+            part[self.slots] = new
         result = []
         for c, (lesson, n) in enumerate(zip(self.lessons, self.steps, strict=True)):
             self.students.steps[lesson.slot] += n
@@ -116,15 +123,16 @@ class _Run:
     def _step(self, nets: Stack, grads: Stack) -> None:
         """Take step t in every class; all shapes and addresses are fixed."""
         at = self.index.index_select(0, self.t).flatten()
-        shape = (self.classes, self.batch_size)
+        shape = (TOGETHER, self.batch_size)
         x = self.arch.inputs(self.x.index_select(0, at)).unflatten(0, shape)
         y, tape = forward(nets, x)
         error = y - self.target.index_select(0, at).unflatten(0, shape)
         self.loss.index_copy_(0, self.t, error.square().mean(2).unsqueeze(0))
         backward(nets, tape, error * (2 / (self.batch_size * self.arch.output_dim)), grads)
         new1, new2, rate, scale = self.table.index_select(1, self.t)[:, 0].unbind(0)
-        self.first.lerp_(self.gradient, new1)
-        self.second.lerp_(self.gradient.square_(), new2)
+        gradient = self.gradient[: len(self.slots)]
+        self.first.lerp_(gradient, new1)
+        self.second.lerp_(gradient.square_(), new2)
         root = self.second.sqrt().mul_(scale).add_(self.eps)
-        self.rows.addcmul_(self.first / root, rate)
+        self.rows[: len(self.slots)].addcmul_(self.first / root, rate)
         self.t += 1

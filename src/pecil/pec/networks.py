@@ -271,7 +271,7 @@ def forward(nets: Stack, x: Tensor) -> tuple[Tensor, Tape]:
         tape.append((x, z, mean, rstd, norm, a))
         x = _activate(arch.activation, a)
     if conv:
-        x = (x @ _pooling(arch.input_shape[1:], (arch.pool, arch.pool), x.device)).flatten(2)
+        x = _each(x, _pooling(arch.input_shape[1:], (arch.pool, arch.pool), x.device)).flatten(2)
     tape.append((x,))
     return _multiply(nets.weight, nets.bias, x), tape
 
@@ -297,6 +297,15 @@ def _convolve(layer: Layer, x: Tensor) -> Tensor:
     return maps.unflatten(1, (classes, width)).transpose(0, 1).contiguous()
 
 
+def _each(x: Tensor, matrix: Tensor) -> Tensor:
+    """Multiply maps (C, n, w, a) by one matrix (a, b), each sample's as a product of its own.
+
+    A single large product would round differently for different C.
+    """
+    flat = x.flatten(0, 1)
+    return torch.bmm(flat, matrix.expand(len(flat), -1, -1)).unflatten(0, x.shape[:2])
+
+
 def _patches(arch: Architecture, h: Tensor) -> Tensor:
     """3×3 patches (C, n, 9w, positions) of hidden maps (C, n, w, positions)."""
     maps = h.flatten(0, 1).unflatten(-1, arch.input_shape[1:])
@@ -314,7 +323,7 @@ def backward(nets: Stack, tape: Tape, dy: Tensor, grads: Stack) -> None:
     dx = torch.bmm(dy, nets.weight)  # (C, n, fan_in)
     if conv:
         pooling = _pooling(arch.input_shape[1:], (arch.pool, arch.pool), x.device)
-        dx = dx.unflatten(-1, (arch.width, -1)) @ pooling.T
+        dx = _each(dx.unflatten(-1, (arch.width, -1)), pooling.T)
     for k in reversed(range(len(nets.hidden))):
         layer, grad = nets.hidden[k], grads.hidden[k]
         x, z, mean, rstd, norm, a = tape[k]

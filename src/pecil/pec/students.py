@@ -14,8 +14,7 @@ the parameters of class c, a second and a third matrix the two moments of its Ad
 * Scoring is one pass of the teacher and one merged pass of all students.
 """
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +32,7 @@ from pecil.pec.networks import (
 
 BETA1, BETA2, ADAM_EPS = 0.9, 0.999, 1e-8  # Adam's defaults
 FLUSH_EVERY, TINY = 64, 1e-30  # moments below TINY are set to 0 before they turn denormal
+THREADED = 2**16  # numbers of a student from which on a second thread pays
 PREPARED = 64  # samples whose patches are laid out at a time
 
 
@@ -144,8 +144,24 @@ class Students:
                 from pecil.pec.lockstep import learn
 
                 return learn(self, list(lessons), batch_size)
-            with _without_onednn():
-                return [(lesson.slot, self.learn_one(lesson, batch_size)) for lesson in lessons]
+            return [(lesson.slot, self._undisturbed(lesson, batch_size)) for lesson in lessons]
+
+    def _undisturbed(self, lesson: Lesson, batch_size: int) -> Tensor:
+        """Train one student on the CPU with what suits its size.
+
+        oneDNN needs far longer to set up a small GELU than to compute it; and waiting for a
+        second thread, above all on a busy machine, longer than a small step takes.
+        """
+        onednn, threads = torch._C._get_mkldnn_enabled(), torch.get_num_threads()
+        torch._C._set_mkldnn_enabled(False)
+        if self.architecture.row < THREADED and threads > 1:
+            torch.set_num_threads(1)
+        try:
+            return self.learn_one(lesson, batch_size)
+        finally:
+            torch._C._set_mkldnn_enabled(onednn)
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
 
     def learn_one(self, lesson: Lesson, batch_size: int) -> Tensor:
         """Train one student, batch by batch."""
@@ -188,17 +204,6 @@ class Students:
                 y, _ = forward(nets, arch.inputs(part).unsqueeze(0))
                 row.copy_(y.sub_(wanted).square_().mean(2).T)
         return out
-
-
-@contextlib.contextmanager
-def _without_onednn() -> Iterator[None]:
-    """Switch oneDNN off: it needs far longer to set up a small GELU than to compute it."""
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
 
 
 def _adam(
