@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.exceptions import DataConversionWarning, NotFittedError
 
@@ -120,26 +120,26 @@ def test_uint8_is_scaled_before_it_is_normalised(small):
     np.testing.assert_allclose(model.errors(x), small().fit(by_hand, y).errors(by_hand), rtol=1e-3)
 
 
-@pytest.mark.parametrize(
-    "x",
-    [
-        np.arange(20.0).reshape(5, 4)[::-1],
-        np.asfortranarray(np.arange(20.0).reshape(5, 4)),
-        np.arange(20.0).reshape(5, 4).astype(">f4"),
-        np.arange(20, dtype=np.uint8).reshape(5, 4)[:, ::-1],
-        np.broadcast_to(np.arange(4, dtype=np.float32), (5, 4)),
-        np.arange(60.0).reshape(5, 2, 6)[:, :, ::-2],
-        torch.arange(20.0).reshape(4, 5).T,
-        torch.arange(20.0).reshape(5, 4).requires_grad_(),
-        pd.DataFrame(np.arange(20.0).reshape(5, 4)),
-        np.arange(20).reshape(5, 4).tolist(),
-    ],
-    ids=str,
-)
+LAYOUTS = {
+    "backwards": np.arange(20.0).reshape(5, 4)[::-1],
+    "by columns": np.asfortranarray(np.arange(20.0).reshape(5, 4)),
+    "other byte order": np.arange(20.0).reshape(5, 4).astype(">f4"),
+    "mirrored": np.arange(20, dtype=np.uint8).reshape(5, 4)[:, ::-1],
+    "read only": np.broadcast_to(np.arange(4, dtype=np.float32), (5, 4)),
+    "images with gaps": np.arange(60.0).reshape(5, 2, 6)[:, :, ::-2],
+    "transposed tensor": torch.arange(20.0).reshape(4, 5).T,
+    "tensor with gradient": torch.arange(20.0).reshape(5, 4).requires_grad_(),
+    "frame": pd.DataFrame(np.arange(20.0).reshape(5, 4)),
+    "lists": np.arange(20).reshape(5, 4).tolist(),
+    "lists of images": np.arange(60).reshape(5, 3, 4).tolist(),
+}
+
+
+@pytest.mark.parametrize("x", LAYOUTS.values(), ids=LAYOUTS)
 def test_any_memory_layout(x, small):
-    plain = np.array(x.detach() if isinstance(x, torch.Tensor) else x)
+    plain = np.array(x.detach().numpy() if isinstance(x, torch.Tensor) else x, order="C")
     y = [0, 1, 0, 1, 0]
-    expected = small().fit(np.ascontiguousarray(plain), y).errors(np.ascontiguousarray(plain))
+    expected = small().fit(plain, y).errors(plain)
     np.testing.assert_array_equal(small().fit(x, y).errors(x), expected)
 
 
@@ -177,6 +177,7 @@ def kept(labels):
     return [repr(label) for label in labels]
 
 
+@settings(max_examples=100)
 @given(LABELS | MIXED)
 def test_any_hashable_labels(small, y):
     x = np.random.default_rng(0).normal(size=(len(y), 5))
@@ -340,8 +341,9 @@ def test_a_huge_sample_does_not_poison_the_model(value, architecture, shape, sma
         model.partial_fit(huge, y[:1])
     except ValueError as refusal:
         assert "large" in str(refusal)
-    assert np.isfinite(model.errors(x)).all()
-    assert len(set(model.predict(x))) > 1
+    broken = [label for label, e in zip("abc", model.errors(x).T, strict=True) if np.isnan(e).any()]
+    assert not broken
+    assert set(model.predict(x)) == set("abc")
 
 
 @pytest.mark.parametrize(

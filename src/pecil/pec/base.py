@@ -13,6 +13,7 @@ from pecil.pec.inputs import check_samples, in_order, label_array
 
 NOTHING = type("Nothing", (), {"__repr__": lambda self: "<nothing>"})()
 RECENT = 256  # errors kept for each class, to tell the ordinary from the novel
+ACCEPTED = 0.95  # share of known samples that the default threshold accepts
 SHARPNESS = 10.0  # of predict_proba
 
 
@@ -103,15 +104,15 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
         """Return the negative novelty, as scikit-learn's outlier detectors have it."""
         return -self.novelty(X)
 
-    def calibrate(self, X: ArrayLike | None = None, *, quantile: float = 0.99) -> Self:
+    def calibrate(self, X: ArrayLike | None = None, *, quantile: float = ACCEPTED) -> Self:
         """Set ``threshold_``, above which a sample counts as none of the known classes.
 
         Parameters
         ----------
         X : array-like or Tensor, optional
             Samples of known classes, preferably not learned from. Without them the
-            threshold comes from the stream: the errors that each class's latest samples
-            had just before they were learned.
+            threshold comes from the stream: the errors that the last quarter of each class's
+            samples (at most 256) had just before they were learned.
         quantile : float
             The share of known samples to be accepted.
         """
@@ -127,8 +128,12 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
     def _threshold(self, quantile: float | None = None) -> float:
         if quantile is None and hasattr(self, "threshold_"):
             return self.threshold_
-        known = np.concatenate(self._recent)
-        return float(np.quantile(known, 0.99 if quantile is None else quantile))
+        latest = [
+            errors[-max(1, seen // 4) :]
+            for errors, seen in zip(self._recent, self._seen, strict=True)
+        ]
+        share = ACCEPTED if quantile is None else quantile
+        return float(np.quantile(np.concatenate(latest), share))
 
     # ----------------------------------------------------------------- slots, labels
 

@@ -287,16 +287,22 @@ class PEC(ErrorClassifier):
         groups: dict[Any, NDArray[np.intp]],
         plans: dict[Any, tuple[Tensor, Tensor]],
     ) -> Self:
+        known = len(self._labels)
         for label in groups:
             if label not in self._slots:
                 self._add_class(label)
                 for pair in self._pairs:
                     pair.students.add()
         totals: dict[int, Tensor] = {}
-        for pair in self._pairs:
-            lessons = self._lessons(pair, raw, groups, plans)
-            for slot, errors in pair.students.learn(lessons, self.batch_size):
-                totals[slot] = totals[slot] + errors if slot in totals else errors
+        try:
+            for pair in self._pairs:
+                lessons = self._lessons(pair, raw, groups, plans)
+                for slot, errors in pair.students.learn(lessons, self.batch_size):
+                    totals[slot] = totals[slot] + errors if slot in totals else errors
+        except BaseException:  # an interrupt or a failing teacher: no half-learned new class
+            for slot in reversed(range(known, len(self._labels))):
+                self._drop(slot)
+            raise
         for label, (order, _) in plans.items():
             slot = self._slots[label]
             self._seen[slot] += len(order)
@@ -368,12 +374,15 @@ class PEC(ErrorClassifier):
         slot = self._slot_of(label)
         if len(self._labels) == 1:
             raise ValueError(f"cannot forget {label!r}: it is the only class of this model")
+        self._drop(slot)
+        self._name_classes()
+        return self
+
+    def _drop(self, slot: int) -> None:
         self._expected.pop(self._labels[slot], None)
         self._remove_class(slot)
         for pair in self._pairs:
             pair.students.remove(slot)
-        self._name_classes()
-        return self
 
     # ----------------------------------------------------------------- saving, loading
 

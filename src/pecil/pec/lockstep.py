@@ -11,8 +11,8 @@ products round differently for batches of different size, so a batch always has 
 students: more classes go ten by ten, fewer are filled up with copies that nobody trains.
 """
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -97,20 +97,11 @@ class _Run:
     def losses(self) -> list[tuple[int, Tensor]]:
         """Train; return each student's errors in order."""
         nets, grads = (Stack.over(self.arch, rows) for rows in (self.rows, self.gradient))
-        stream = _side_stream(self.rows.device)
-        stream.wait_stream(torch.cuda.current_stream())
-        self.t.fill_(self.length)  # rehearse on the step at which everybody stands still
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self._step(nets, grads)
-                self.t.fill_(self.length)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._step(nets, grads)
-        self.t.fill_(0)
+        step: Callable[[], None] = partial(self._step, nets, grads)
+        if self.rows.device.type == "cuda":
+            step = self._captured(step)
         for _ in range(self.length):
-            graph.replay()
+            step()
         trained = (self.rows[: len(self.slots)], self.first, self.second)
         for part, new in zip(self.students.parts, trained, strict=True):
             part[self.slots] = new
@@ -119,6 +110,21 @@ class _Run:
             self.students.steps[lesson.slot] += n
             result.append((lesson.slot, self.loss[:n, c].flatten()))
         return result
+
+    def _captured(self, step: Callable[[], None]) -> Callable[[], None]:
+        """Return the step as a CUDA graph, after a rehearsal in which everybody stands still."""
+        stream = _side_stream(self.rows.device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self.t.fill_(self.length)
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        self.t.fill_(0)
+        return graph.replay
 
     def _step(self, nets: Stack, grads: Stack) -> None:
         """Take step t in every class; all shapes and addresses are fixed."""

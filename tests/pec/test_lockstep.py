@@ -1,0 +1,85 @@
+"""Students in lockstep become what they become one by one.
+
+On a GPU a step is captured and replayed; the arithmetic, the tables and the grouping are the
+same on a CPU, where these tests run.
+"""
+
+import pytest
+import torch
+
+from pecil.pec import lockstep
+from pecil.pec.networks import Architecture
+from pecil.pec.students import Lesson, Students
+
+ARCHITECTURES = {
+    "mlp": Architecture("mlp", (9,), 4, 6),
+    "conv": Architecture("conv", (2, 6, 6), 4, 6, pool=2, activation="relu"),
+    "linear": Architecture("linear", (9,), 1, 6),
+}
+
+
+def taught(arch, sizes, batch_size, learn, epochs=1):
+    """Train one student for each size; return the stack and the errors."""
+    students = Students(arch, "kaiming", 1, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    lessons = []
+    for slot, n in enumerate(sizes):
+        students.add()
+        x = torch.randn(n, *arch.input_shape, generator=generator)
+        target = torch.randn(n, arch.output_dim, generator=generator)
+        order = torch.randperm(n, generator=generator).repeat(epochs)
+        rates = 0.01 * (1 - torch.arange(len(order), dtype=torch.float64) / len(order))
+        lessons.append(Lesson(slot, x, target, order, rates))
+    with torch.no_grad():
+        return students, learn(students, lessons, batch_size)
+
+
+def one_by_one(students, lessons, batch_size):
+    return students.learn(lessons, batch_size)
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_equals_one_by_one(kind, batch_size):
+    sizes = (150, 140, 118, 40, 97, 5)  # some stand still, some are too short for a graph
+    arch = ARCHITECTURES[kind]
+    together, errors = taught(arch, sizes, batch_size, lockstep.learn, epochs=2)
+    apart, expected = taught(arch, sizes, batch_size, one_by_one, epochs=2)
+    assert together.steps == apart.steps == [-(-2 * n // batch_size) for n in sizes]
+    for mine, theirs in zip(together.parts, apart.parts, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-3)
+    for (slot, mine), (other, theirs) in zip(errors, expected, strict=True):
+        assert slot == other
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_company_makes_no_difference(kind):
+    sizes = tuple(range(60, 85))  # more than are trained at a time
+    everybody, _ = taught(ARCHITECTURES[kind], sizes, 1, lockstep.learn)
+
+    def a_few(students, lessons, batch_size):
+        return lockstep.learn(students, lessons[3:6], batch_size)
+
+    few, errors = taught(ARCHITECTURES[kind], sizes, 1, a_few)
+    assert [slot for slot, _ in errors] == [3, 4, 5]
+    assert torch.equal(everybody.rows[3:6], few.rows[3:6])
+    assert torch.equal(everybody.moments[1][3:6], few.moments[1][3:6])
+    assert torch.equal(few.rows[6:], few.start.expand(len(sizes) - 6, -1))
+    assert few.steps[:3] == [0, 0, 0]
+
+
+def test_learning_goes_on_where_it_stopped():
+    arch = ARCHITECTURES["mlp"]
+
+    def in_two_parts(students, lessons, batch_size):
+        halves = [
+            [Lesson(e.slot, e.x, e.target, e.order[part], e.rates[part]) for e in lessons]
+            for part in (slice(None, 50), slice(50, None))
+        ]
+        return [lockstep.learn(students, half, batch_size) for half in halves]
+
+    parts, _ = taught(arch, (100, 120), 1, in_two_parts)
+    whole, _ = taught(arch, (100, 120), 1, lockstep.learn)
+    assert parts.steps == whole.steps
+    torch.testing.assert_close(parts.rows, whole.rows, atol=1e-6, rtol=1e-5)

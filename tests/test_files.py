@@ -1,0 +1,126 @@
+"""Files written whole or not at all."""
+
+import os
+import stat
+
+import pytest
+
+from pecil.files import written_whole
+
+
+@pytest.fixture
+def target(tmp_path):
+    return tmp_path / "note.txt"
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_file_appears_at_the_end(target):
+    with written_whole(target) as temporary:
+        temporary.write_text("new")
+        assert not target.exists()
+        assert temporary.parent == target.parent and temporary.suffix == ".txt"
+    assert target.read_text() == "new"
+    assert names(target.parent) == ["note.txt"]
+
+
+def test_the_old_file_is_there_until_the_end(target):
+    target.write_text("old")
+    with written_whole(target) as temporary:
+        temporary.write_text("new")
+        assert target.read_text() == "old"
+    assert target.read_text() == "new"
+    assert names(target.parent) == ["note.txt"]
+
+
+@pytest.mark.parametrize("failure", [OSError("disk full"), KeyboardInterrupt(), SystemExit(1)])
+@pytest.mark.parametrize("before", ["old", None])
+def test_a_failure_changes_nothing(before, failure, target):
+    if before:
+        target.write_text(before)
+    with pytest.raises(type(failure)), written_whole(target) as temporary:
+        temporary.write_text("ne")
+        raise failure
+    assert names(target.parent) == (["note.txt"] if before else [])
+    assert not before or target.read_text() == before
+
+
+def test_a_failing_rename_changes_nothing(target, monkeypatch):
+    target.write_text("old")
+
+    def refuse(*args):
+        raise PermissionError("not here")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    monkeypatch.setattr("pathlib.Path.replace", refuse)
+    with pytest.raises(PermissionError), written_whole(target) as temporary:
+        temporary.write_text("new")
+    assert names(target.parent) == ["note.txt"]
+    assert target.read_text() == "old"
+
+
+def test_a_temporary_taken_away_is_an_error(target):
+    target.write_text("old")
+    with pytest.raises(FileNotFoundError), written_whole(target) as temporary:
+        temporary.unlink()
+    assert target.read_text() == "old"
+
+
+@pytest.mark.parametrize("permissions", [0o600, 0o640, 0o664])
+def test_permissions_are_kept(permissions, target):
+    target.write_text("old")
+    target.chmod(permissions)
+    with written_whole(target) as temporary:
+        temporary.write_text("new")
+    assert mode(target) == permissions
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_a_new_file_has_the_usual_permissions(mask, target):
+    before = os.umask(mask)
+    try:
+        with written_whole(target) as temporary:
+            temporary.write_text("new")
+        assert os.umask(mask) == mask
+    finally:
+        os.umask(before)
+    assert mode(target) == 0o666 & ~mask
+
+
+def test_a_writer_may_replace_the_temporary(target):
+    """Some libraries write a file of their own and rename it."""
+    with written_whole(target) as temporary:
+        other = temporary.with_name("other")
+        other.write_text("new")
+        other.replace(temporary)
+    assert target.read_text() == "new"
+    assert names(target.parent) == ["note.txt"]
+
+
+def test_a_path_may_be_text(target):
+    with written_whole(str(target)) as temporary:
+        temporary.write_text("new")
+    assert target.read_text() == "new"
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with (
+        pytest.raises(FileNotFoundError, match="there is no folder .*missing"),
+        written_whole(tmp_path / "missing" / "note.txt"),
+    ):
+        pytest.fail("nothing may be written")
+    assert names(tmp_path) == []
+
+
+def test_a_folder_is_not_replaced(tmp_path):
+    folder = tmp_path / "results"
+    folder.mkdir()
+    with pytest.raises(IsADirectoryError, match="it is a folder"), written_whole(folder):
+        pytest.fail("nothing may be written")
+    assert names(tmp_path) == ["results"]
