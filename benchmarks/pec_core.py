@@ -6,7 +6,7 @@
     python benchmarks/pec_core.py --smoke         a few samples, to see that it works; nothing kept
     python benchmarks/pec_core.py --table-only    write docs/speed.md anew from the results kept
 
-Every model is measured in a fresh process. Figures are appended to results/speed.jsonl;
+Every model is measured in a fresh process. Figures are appended to results/speed/pec_core.jsonl;
 docs/speed.md shows the newest ones of each device.
 """
 
@@ -35,7 +35,7 @@ from pecil.data import DATASETS, load
 from reference import ReferencePEC, conv, mlp
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "results" / "speed.jsonl"
+RESULTS = ROOT / "results" / "speed" / "pec_core.jsonl"
 TABLE = ROOT / "docs" / "speed.md"
 
 Array = NDArray[Any]
@@ -210,7 +210,7 @@ def as_tensor(x: Array, data: Data, device: str) -> Tensor:
 
 def now() -> float:
     """Return the time in seconds, once the GPU, if in use, has done what it was given."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()
 
@@ -378,7 +378,7 @@ def describe(device: str) -> str:
 
 HEAD = """# Speed
 
-Written by `python benchmarks/pec_core.py`; the figures are kept in `results/speed.jsonl`.
+Written by `python benchmarks/pec_core.py`; the figures are kept in `results/speed/pec_core.jsonl`.
 
 `pecil.PEC` next to a plain PEC (`benchmarks/reference.py`: one module and one Adam per class,
 one sample per step, the teacher run for every sample in training and for every image and class
@@ -481,7 +481,7 @@ def main() -> None:
         rows = compare(name, setting, device)
         print(table({device: rows}).removeprefix(HEAD))
         if not options.smoke:
-            RESULTS.parent.mkdir(exist_ok=True)
+            RESULTS.parent.mkdir(parents=True, exist_ok=True)
             with RESULTS.open("a") as file:
                 file.writelines(json.dumps(row) + "\n" for row in rows)
     if not options.smoke:

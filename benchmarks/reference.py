@@ -85,7 +85,7 @@ class ReferencePEC:
             optimizer.param_groups[0]["lr"] = self.lr * (1 - self.steps[label] / self.counts[label])
         loss = functional.mse_loss(self.students[label](x), self.teacher(x))
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         self.steps[label] += 1
 

@@ -5,11 +5,13 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from pecil import PEC
+from pecil import PEC, cli
 from pecil.cli import main
 
 SMALL = ["--teacher-width", "60", "--student-width", "4", "--set", "output_dim=10"]
@@ -138,6 +140,56 @@ def test_predictions_as_a_csv_file_and_on_standard_output(tmp_path, data, model,
     code, printed, _ = pecil("predict", model, data("ab"), "--novelty")
     assert code == 0
     assert printed == out_csv.read_text()
+
+
+def test_samples_without_labels_get_the_same_predictions(tmp_path, data, model, ok, pecil):
+    x, _ = samples(list("ab"))
+    np.savez(tmp_path / "x.npz", x=x)
+    labelled = data("ab", kind="csv")
+    rows = [line.rpartition(",")[0] for line in labelled.read_text().splitlines()]
+    (tmp_path / "x.csv").write_text("\n".join(rows))
+    expected = ok("predict", model, labelled, "--label", "kind")
+    assert expected.pop("accuracy") > 0.5
+    for path in ("x.npz", "x.csv"):
+        assert ok("predict", model, tmp_path / path) == expected
+    assert ok("predict", model, tmp_path / "x.csv", "--label", "kind") == expected
+    code, out, _ = pecil("predict", model, tmp_path / "x.npz", "-o", tmp_path / "out.csv")
+    assert code == 0
+    assert re.fullmatch(r"samples +60\noutput +.*out.csv\n", out)
+    code, _, err = pecil("learn", model, tmp_path / "x.npz")
+    assert code == 1
+    assert "expected train_x and train_y" in err
+
+
+def test_predictions_for_images_name_their_files(tmp_path, ok, pecil):
+    photos, path = tmp_path / "photos", tmp_path / "model.pecil"
+    for label, value in (("day", 250), ("night", 5)):
+        (photos / label).mkdir(parents=True)
+        for i in range(20):
+            image = Image.fromarray(np.full((4, 4), value + i % 5, np.uint8))
+            image.save(photos / label / f"{i:02}.png")
+    ok("fit", photos, "-o", path, "--architecture", "mlp", *SMALL, "--lr", 0.01)
+
+    known = ok("predict", path, photos)
+    assert known["accuracy"] == 1
+    assert known["predictions"][0] == {"index": 0, "file": "day/00.png", "label": "day"}
+    assert known["predictions"][-1] == {"index": 39, "file": "night/19.png", "label": "night"}
+
+    code, out, _ = pecil("predict", path, photos / "night", "--novelty")
+    rows = list(csv.DictReader(out.splitlines()))
+    assert code == 0
+    assert list(rows[0]) == ["index", "file", "label", "novelty"]
+    assert [row["file"] for row in rows] == [f"{i:02}.png" for i in range(20)]
+    assert {row["label"] for row in rows} == {"night"}
+    assert "accuracy" not in ok("predict", path, photos / "night")
+
+
+def test_a_test_part_without_labels_is_the_part_to_predict(tmp_path, model, ok):
+    x, y = samples(list("ab"))
+    np.savez(tmp_path / "own.npz", train_x=x, train_y=y, test_x=x[:7])
+    predicted = ok("predict", model, tmp_path / "own.npz")
+    assert predicted["samples"] == len(predicted["predictions"]) == 7
+    assert "accuracy" not in predicted
 
 
 def test_samples_like_no_known_class_get_the_label_of_the_rejected(tmp_path, data, ok):
@@ -331,6 +383,68 @@ def test_without_typer_the_extra_is_named():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr == 'pecil: the command line needs more: pip install "pecil[cli]"\n'
+
+
+def test_help_and_version_come_without_the_heavy_libraries():
+    program = """
+import sys
+from pecil.cli import main
+for line in ("--help", "--version", "predict --help", "fit digits", "fly"):
+    try:
+        main(line.split())
+    except SystemExit:
+        pass
+print({"torch", "sklearn"} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.endswith("\nset()\n")
+
+
+@pytest.mark.parametrize(
+    ("module", "lost"), [("typer", "()"), ("torch", "()"), ("torch", "KeyboardInterrupt")]
+)
+def test_ctrl_c_amid_imports(module, lost, tmp_path):
+    """Stand in for a module that interrupts itself, and may turn that into another error."""
+    (tmp_path / f"{module}.py").write_text(f"""
+import os, signal, time
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+except {lost}:
+    raise RuntimeError("a module is only half there") from None
+""")
+    done = subprocess.run(
+        [sys.executable, "-c", "from pecil.cli import main; main()", "run", "pec", "digits"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_an_ignored_ctrl_c_stays_ignored_and_a_thread_may_run_commands(monkeypatch, pecil):
+    during = []
+
+    def command(**_):
+        during.append(signal.getsignal(signal.SIGINT))
+        sys.exit()
+
+    monkeypatch.setattr(cli, "app", command)
+    usual = signal.getsignal(signal.SIGINT)
+    try:
+        for before in (signal.SIG_IGN, signal.default_int_handler):
+            signal.signal(signal.SIGINT, before)
+            pecil()
+            assert signal.getsignal(signal.SIGINT) is before
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(pecil).result()
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    ignored, ours, threads = during
+    assert ignored is signal.SIG_IGN
+    assert ours is not signal.default_int_handler
+    assert threads is signal.default_int_handler
 
 
 STOPPED_WHILE = {

@@ -6,29 +6,34 @@ whole or not at all. ``--json`` makes standard output pure JSON; progress goes t
 standard error, and only to a terminal.
 """
 
-import csv
-import json
-import sys
-import tomllib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
-from enum import StrEnum
-from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
-
 try:
+    import csv
+    import json
+    import os
+    import signal
+    import sys
+    import threading
+    import tomllib
+    from collections import Counter
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from contextlib import contextmanager
+    from dataclasses import asdict
+    from enum import StrEnum
+    from pathlib import Path
+    from types import FrameType, SimpleNamespace
+    from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
     import typer
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.table import Table
+
+    import pecil
+    from pecil.files import written_whole
 except ImportError:
     raise SystemExit('pecil: the command line needs more: pip install "pecil[cli]"') from None
-
-import pecil
-from pecil.files import written_whole
+except KeyboardInterrupt:
+    raise SystemExit(130) from None
 
 if TYPE_CHECKING:
     from pecil import PEC
@@ -48,9 +53,9 @@ app = typer.Typer(
 
 def _usable(device: str) -> str:
     """Refuse a device that is not there before any work begins."""
-    import torch
-
     if device != "auto":
+        import torch
+
         try:
             torch.empty(0, device=device)
         except (AssertionError, RuntimeError) as error:
@@ -85,11 +90,38 @@ class Kind(StrEnum):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; mistakes become a message and exit code 1."""
+    with _ctrl_c():
+        try:
+            app(args=arguments, prog_name="pecil")
+        except (ValueError, OSError, ImportError) as error:
+            print("pecil:", " ".join(str(error).split()), file=sys.stderr)
+            raise SystemExit(1) from None
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end a command, even amid its imports, where it is at times mistaken or lost."""
+    usual = signal.getsignal(signal.SIGINT)
+    if (
+        usual is not signal.default_int_handler
+        or threading.current_thread() is not threading.main_thread()
+    ):
+        yield
+        return
+    signal.signal(signal.SIGINT, _stop)
     try:
-        app(args=arguments, prog_name="pecil")
-    except (ValueError, OSError, ImportError) as error:
-        print("pecil:", " ".join(str(error).split()), file=sys.stderr)
-        raise SystemExit(1) from None
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def _stop(_: int, frame: FrameType | None) -> None:
+    """Exit at once if a module is being imported, else raise KeyboardInterrupt."""
+    while frame is not None and frame.f_code is not main.__code__:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os._exit(130)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _version(wanted: bool) -> None:
@@ -226,7 +258,14 @@ def learn(
 @app.command()
 def predict(
     model: Model,
-    data: Data,
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="A dataset's name; or a folder of images, an .npz, .csv or .parquet, with labels "
+            "or without.",
+        ),
+    ],
     novelty: Annotated[bool, typer.Option("--novelty", help="Add the smallest error.")] = False,
     reject_as: Annotated[
         str | None,
@@ -239,16 +278,21 @@ def predict(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Name the class of every sample, as CSV; of the test part where there is one."""
+    """Name the class of every sample, as CSV; of the test part where there is one.
+
+    The samples need no labels; those that have labels tell the accuracy.
+    """
     if output is not None:
         _check_output(output)
     learner = _model(model, device)
-    samples = _load(data, label)
-    x, y = samples.test_x, samples.test_y
-    if x is None or y is None:
-        x, y = samples.train_x, samples.train_y
-    rows = _predictions(learner, x, novelty, reject_as)
-    facts: dict[str, Any] = {"samples": len(rows), "accuracy": _accuracy(rows, y)}
+    samples = _load(data, label, labelled=False)
+    x, y, files = samples.test_x, samples.test_y, samples.test_files
+    if x is None:
+        x, y, files = samples.train_x, samples.train_y, samples.train_files
+    rows = _predictions(learner, x, novelty, reject_as, files)
+    facts: dict[str, Any] = {"samples": len(rows)}
+    if y is not None:
+        facts["accuracy"] = _accuracy(rows, y)
     if output is not None:
         with (
             written_whole(output) as temporary,
@@ -420,10 +464,10 @@ def _model(path: Path, device: str) -> "PEC":
     return pecil.PEC.load(path, device=device)
 
 
-def _load(data: str, label: str | None) -> "Dataset":
+def _load(data: str, label: str | None, labelled: bool = True) -> "Dataset":
     from pecil.data import load
 
-    return load(data, label=label)
+    return load(data, label=label, labelled=labelled)
 
 
 def _expected(model: "PEC", labels: "Array") -> Any:
@@ -435,16 +479,21 @@ def _expected(model: "PEC", labels: "Array") -> Any:
 
 
 def _predictions(
-    model: "PEC", x: "Array", novelty: bool = False, reject_as: str | None = None
+    model: "PEC",
+    x: "Array",
+    novelty: bool = False,
+    reject_as: str | None = None,
+    files: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Predict chunk by chunk: one row (index, label and, if asked, novelty) per sample."""
+    """Predict chunk by chunk: one row (index, file if known, label, novelty if asked) a sample."""
     options = {} if reject_as is None else {"reject_as": _value(reject_as)}
     rows: list[dict[str, Any]] = []
     with _progress(f"predicting {len(x):,} samples") as show:
         for start in range(0, len(x), CHUNK):
             chunk = x[start : start + CHUNK]
             for label in model.predict(chunk, **options).tolist():
-                rows.append({"index": len(rows), "label": label})
+                file = {"file": files[len(rows)]} if files else {}
+                rows.append({"index": len(rows), **file, "label": label})
             if novelty:
                 for row, value in zip(rows[start:], model.novelty(chunk).tolist(), strict=True):
                     row["novelty"] = value

@@ -191,3 +191,8 @@ def test_the_dataset_is_neither_changed_nor_copied():
     task.x[:] = -1
     assert np.array_equal(data.train_x, before[0]) and np.array_equal(data.train_y, before[1])
     assert tasks.dataset is data
+
+
+def test_a_stream_needs_labels():
+    with pytest.raises(ValueError, match="own: a stream of tasks needs labels, found none"):
+        stream(Dataset("own", np.ones((4, 2)), None))

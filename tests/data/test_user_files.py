@@ -97,6 +97,46 @@ class TestFolder:
         with pytest.raises(ValueError, match=r"16\.png: expected 8 bits"):
             load(grey)
 
+    def test_files_are_named_as_they_lie_in_the_folder(self, grey):
+        data = load(grey)
+        assert data.train_files == ("cat/0.png", "cat/1.png", "cat/2.png", "dog/0.png", "dog/1.png")
+        assert data.test_files is None
+
+
+class TestFolderWithoutLabels:
+    def test_a_plain_folder_of_images(self, grey):
+        (grey / "cat/notes.txt").write_text("no image")
+        data = load(grey / "cat", labelled=False)
+        assert data.name == "cat" and data.train_y is None and data.test_x is None
+        assert data.train_x[:, 0, 0].tolist() == [0, 1, 2]
+        assert data.train_files == ("0.png", "1.png", "2.png")
+        with pytest.raises(ValueError, match="sub-folder of images per class, found no folder"):
+            load(grey / "cat")
+
+    def test_labels_are_read_where_they_are(self, grey):
+        data, labelled = load(grey, labelled=False), load(grey)
+        assert data.train_y.tolist() == labelled.train_y.tolist()
+        assert data.train_files == labelled.train_files
+
+    def test_a_test_part_without_labels(self, grey):
+        save_image(grey.parent / "split/train/cat/a.png", np.full((4, 6), 1))
+        save_image(grey.parent / "split/test/b.png", np.full((4, 6), 3))
+        data = load(grey.parent / "split", labelled=False)
+        assert data.train_y.tolist() == ["cat"] and data.test_y is None
+        assert data.test_x[:, 0, 0].tolist() == [3]
+        assert (data.train_files, data.test_files) == (("train/cat/a.png",), ("test/b.png",))
+
+    def test_images_beside_folders_are_not_passed_over(self, grey):
+        save_image(grey / "stray.png", np.zeros((4, 6)))
+        with pytest.raises(ValueError, match="pets: expected .* or images alone, found both"):
+            load(grey, labelled=False)
+        assert len(load(grey).train_y) == 5
+
+    def test_nothing_to_read_is_an_error(self, tmp_path):
+        (tmp_path / "readme.md").write_text("no image")
+        with pytest.raises(ValueError, match="per class or images alone, found neither"):
+            load(tmp_path, labelled=False)
+
 
 class TestNpz:
     @pytest.mark.parametrize("names", [("x", "y"), ("X", "y"), ("train_x", "train_y")])
@@ -141,6 +181,37 @@ class TestNpz:
         with pytest.raises(ValueError, match=message) as error:
             load(tmp_path / "own.npz")
         assert "own.npz" in str(error.value)
+
+    @pytest.mark.parametrize("name", ["x", "X", "train_x"])
+    def test_without_labels(self, tmp_path, name):
+        np.savez(tmp_path / "own.npz", **{name: np.ones((4, 3))})
+        data = load(tmp_path / "own.npz", labelled=False)
+        assert data.train_x.shape == (4, 3)
+        assert data.train_y is data.test_x is data.test_y is data.train_files is None
+
+    def test_a_test_part_without_labels(self, tmp_path):
+        x = np.ones((4, 3))
+        np.savez(tmp_path / "own.npz", train_x=x, train_y=[0, 0, 1, 1], test_x=x[:2])
+        data = load(tmp_path / "own.npz", labelled=False)
+        assert data.train_y.tolist() == [0, 0, 1, 1]
+        assert data.test_x.shape == (2, 3) and data.test_y is None
+
+    @pytest.mark.parametrize(
+        ("arrays", "message"),
+        [
+            ({"y": [1, 2]}, "found y"),
+            ({"test_x": np.ones((2, 2))}, "found test_x"),
+            ({"x": np.ones((2, 2)), "train_y": [1, 2]}, "found train_y, x"),
+            ({"x": np.ones((2, 2)), "test_y": [1, 2]}, "found test_y, x"),
+            ({"x": np.ones(2)}, "one vector or image per sample"),
+            ({"x": np.ones((2, 2)), "y": [1]}, "expected 2 labels"),
+            ({"x": np.ones((2, 2)), "test_x": np.ones((2, 3))}, "differ in shape"),
+        ],
+    )
+    def test_bad_content_without_labels_is_described(self, tmp_path, arrays, message):
+        np.savez(tmp_path / "own.npz", **arrays)
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path / "own.npz", labelled=False)
 
     def test_an_archive_cut_anywhere_is_refused(self, tmp_path):
         path = self.saved(tmp_path)
@@ -224,6 +295,32 @@ class TestTable:
         with pytest.raises(ValueError, match="no column 'sort'"):
             load(path, label="sort")
 
+    @pytest.mark.parametrize("label", [None, "kind"])
+    def test_without_labels_all_columns_are_features(self, tmp_path, suffix, label):
+        path = write_table(tmp_path / f"own{suffix}", {"a": [0.5, 1.5], "b": [3, 4]})
+        data = load(path, label=label, labelled=False)
+        assert data.train_x.tolist() == [[0.5, 3], [1.5, 4]] and data.train_y is None
+
+    @pytest.mark.parametrize(("column", "label"), [("label", None), ("kind", "kind")])
+    def test_labels_are_read_where_they_are(self, tmp_path, suffix, column, label):
+        path = write_table(tmp_path / f"own{suffix}", {"a": [0.5, 1.5], column: ["x", "y"]})
+        data = load(path, label=label, labelled=False)
+        assert data.train_x.tolist() == [[0.5], [1.5]] and data.train_y.tolist() == ["x", "y"]
+
+    @pytest.mark.parametrize(
+        ("columns", "message"),
+        [
+            ({"a": [1.0, 2.0], "kind": ["x", "y"]}, "column 'kind': features must be numbers"),
+            ({"a": [1.0, 2.0], "label": [None, 1]}, "column 'label': 1 values .*row 0"),
+            ({"label": [0, 1]}, "2 rows and 0 columns beside 'label'"),
+            ({"a": pa.array([], pa.float64())}, "0 rows and 1 columns"),
+        ],
+    )
+    def test_bad_content_without_labels_is_described(self, tmp_path, suffix, columns, message):
+        path = write_table(tmp_path / f"own{suffix}", columns)
+        with pytest.raises(ValueError, match=message):
+            load(path, labelled=False)
+
     @pytest.mark.parametrize(
         ("columns", "message"),
         [
@@ -233,7 +330,7 @@ class TestTable:
             ({"a": ["u", "v"], "label": [0, 1]}, "column 'a': features must be numbers, found str"),
             ({"a": [1.0, 1e39], "label": [0, 1]}, "column 'a': row 1 is not a finite"),
             ({"a": [-np.inf, 1.0], "label": [0, 1]}, "column 'a': row 0 is not a finite"),
-            ({"label": [0, 1]}, "2 rows and 0 other columns"),
+            ({"label": [0, 1]}, "2 rows and 0 columns beside 'label'"),
             ({"": [0, 1], "a": [1.0, 2.0], "label": [0, 1]}, "looks like a table's index"),
         ],
     )

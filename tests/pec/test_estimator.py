@@ -12,7 +12,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from pecil import PEC
-from pecil.pec import students
+from pecil.pec import base, students
 from pecil.pec.networks import Stack, forward
 
 ROUNDING = (
@@ -65,8 +65,10 @@ def test_check_estimator():
     }
     assert len(outcome) > 50
     assert not reasons["failed"]
-    assert all("is not invariant" in reason for reason in reasons["xfail"].values()), reasons
-    assert all("SCIPY_ARRAY_API is not" in reason for reason in reasons["skipped"].values()), reasons
+    for reason in reasons["xfail"].values():
+        assert "is not invariant" in reason
+    for reason in reasons["skipped"].values():
+        assert "SCIPY_ARRAY_API is not set" in reason
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 6, 6)], ids=str)
@@ -257,7 +259,7 @@ def test_learns_classes_one_after_another(small, clusters):
 
 @pytest.mark.parametrize("ensemble", [1, 2])
 @pytest.mark.parametrize("shape", [(5,), (3, 6, 6)], ids=str)
-def test_learning_one_class_leaves_the_others_bit_identical(shape, ensemble, small, clusters, state):
+def test_learning_one_class_leaves_the_others_alone(shape, ensemble, small, clusters, state):
     x, y = clusters(shape=shape)
     model = small(ensemble=ensemble).partial_fit(x, y)
     before = state(model)
@@ -302,6 +304,19 @@ def test_inputs_stay_as_they_were(small):
     small(mean=1, std=2).fit(x, y).predict(x)
     small(mean=1, std=2).fit(tensor, y).predict(tensor)
     assert (x == 9).all() and (tensor == 9).all() and y == ["a", "b"] * 2
+
+
+def test_learning_leaves_the_world_as_it_was(small, clusters):
+    """Neither random numbers nor threads of others are touched."""
+    torch.set_num_threads(2)
+    try:
+        numbers = np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        small(ensemble=2).fit(*clusters()).partial_fit(*clusters()).predict(clusters()[0])
+        assert (np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == numbers
+        assert torch.get_num_threads() == 2
+        assert torch.backends.mkldnn.enabled
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_fit_lowers_the_rate_over_each_class(small, rates):
@@ -375,13 +390,15 @@ def test_shuffling_depends_on_the_seed_alone(small, clusters, state):
     assert sorted(one.tolist()) == list(range(10))
 
 
-def test_equal_budgets_cut_to_the_smallest_class(small, clusters):
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_equal_budgets_cut_to_the_smallest_class(epochs, small, clusters):
     x, _ = clusters(labels=("a",), n=10)
     y = ["a"] * 7 + ["b"] * 3
-    model = small(equal_budgets=True, shuffle=False).fit(x, y)
-    assert model.samples_seen_ == {"a": 3, "b": 3}
+    options = {"shuffle": False, "epochs": epochs}
+    model = small(equal_budgets=True, **options).fit(x, y)
+    assert model.samples_seen_ == {"a": 3 * epochs, "b": 3 * epochs}
     cut = [0, 1, 2, 7, 8, 9]
-    assert_same_up_to_rounding(model, small(shuffle=False).fit(x[cut], [y[k] for k in cut]))
+    assert_same_up_to_rounding(model, small(**options).fit(x[cut], [y[k] for k in cut]))
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
@@ -493,6 +510,14 @@ def test_a_teacher_that_does_not_fit_is_refused(teacher, message, small, cluster
         small(teacher=teacher, output_dim=None).fit(*clusters())
 
 
+def test_a_teacher_that_changes_its_mind_is_refused(small, clusters):
+    def fickle(x):
+        return x if len(x) == 2 else x[:, :1]
+
+    with pytest.raises(ValueError, match="teacher"):
+        small(teacher=fickle, output_dim=None).fit(*clusters())
+
+
 def test_a_failing_teacher_leaves_no_untrained_class(small, clusters):
     """A class whose first samples could not be learned is not known, and never predicted."""
 
@@ -592,21 +617,23 @@ def test_the_quantile_is_respected(quantile, small, clusters):
     model = small().fit(x, y).calibrate(x, quantile=quantile)
     accepted = model.predict(x, reject_as="?") != "?"
     assert accepted.mean() == pytest.approx(quantile, abs=1 / len(x))
+    np.testing.assert_array_equal(accepted, model.novelty(x) <= model.threshold_)
     assert model.threshold_ == np.quantile(model.novelty(x), quantile)
     np.testing.assert_array_equal(model.predict(x)[accepted], np.array(y)[accepted])
 
 
-def test_calibration_from_the_stream(small, clusters):
-    """Without samples, the errors that samples had before they were learned decide."""
+@pytest.mark.parametrize(("recent", "latest"), [(256, 75), (20, 20)])
+def test_calibration_from_the_stream(recent, latest, small, clusters, monkeypatch):
+    """Without samples, errors decide: those that the last quarter had before it was learned."""
+    monkeypatch.setattr(base, "RECENT", recent)
     x, _ = clusters(labels=("a",), n=300)
     model, seen = small().partial_fit(x[:1], ["a"]), []
     for sample in x[1:]:
         seen.append(model.novelty(sample[None])[0])
         model.partial_fit(sample[None], ["a"])
-    latest = seen[-256:]
     for quantile in (0, 0.5, 0.9):
-        model.calibrate(quantile=quantile)
-        assert model.threshold_ == pytest.approx(np.quantile(latest, quantile), rel=1e-3)
+        expected = np.quantile(seen[-latest:], quantile)
+        assert model.calibrate(quantile=quantile).threshold_ == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("reject_as", [-1, "new", None, ("none", "of", "them"), np.nan], ids=str)

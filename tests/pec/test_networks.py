@@ -110,7 +110,9 @@ def test_a_stack_answers_as_its_networks_one_by_one_and_on_shared_input(arch, do
 
 @pytest.mark.parametrize("batch_size", [1, 3, 10])
 @pytest.mark.parametrize(
-    "arch", [NETWORKS[0], NETWORKS[3], NETWORKS[6], NETWORKS[-2]], ids=["mlp", "2", "conv", "linear"]
+    "arch",
+    [NETWORKS[0], NETWORKS[3], NETWORKS[6], NETWORKS[-2]],
+    ids=["mlp", "deep", "conv", "linear"],
 )
 def test_a_student_learns_as_torch_adam_does(arch, batch_size):
     x, target = random(10, *arch.input_shape), random(10, arch.output_dim, seed=1)

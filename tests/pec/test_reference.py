@@ -22,15 +22,6 @@ architectures = pytest.mark.parametrize("architecture", ["mlp", "conv"])
 schedules = pytest.mark.parametrize("schedule", ["linear", "constant"])
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Networks this small gain nothing from threads, and lose on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def samples(architecture, seed=0):
     """Classes of unequal size in mixed order, each around a centre of its own.
 

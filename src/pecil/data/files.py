@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Arrays = dict[str, Any]
-"""The fields of a `Dataset` that a file provides: train_x, train_y, test_x, test_y, note."""
+"""The fields of a `Dataset` that a path provides: those of the parts, and perhaps a note."""
 
 KINDS = "a folder with one sub-folder of images per class, an .npz, a .csv or a .parquet"
 
@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 _IMAGES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 
-def read(path: Path, label: str | None = None) -> Arrays:
+def read(path: Path, label: str | None = None, labelled: bool = True) -> Arrays:
     """Read a folder of images, an .npz archive, or a CSV or Parquet table.
 
     Parameters
@@ -31,26 +31,31 @@ def read(path: Path, label: str | None = None) -> Arrays:
         An existing file or folder.
     label : str, default "label"
         The column of labels in a table.
+    labelled : bool, default True
+        Whether there must be labels.
 
     Returns
     -------
     dict
-        train_x, train_y and perhaps test_x, test_y and note.
+        train_x, train_y and perhaps test_x, test_y, train_files, test_files and note;
+        train_y and test_y are None where there are no labels.
     """
     kind = "folder" if path.is_dir() else path.suffix.lower()
     if kind in {".csv", ".parquet"}:
-        return read_table(path, "label" if label is None else label)
+        return read_table(path, "label" if label is None else label, labelled)
     if label is not None:
         raise ValueError(f"label={label!r} is for CSV and Parquet files, not for {path}")
     if kind == "folder":
-        return read_folder(path)
+        return read_folder(path, labelled)
     if kind == ".npz":
-        return read_npz(path)
+        return read_npz(path, labelled)
     raise ValueError(f"cannot tell what {path} holds by its name: expected {KINDS}")
 
 
-def read_npz(path: Path) -> Arrays:
+def read_npz(path: Path, labelled: bool = True) -> Arrays:
     """Read train_x, train_y and perhaps test_x, test_y; or x (or X) and y; and a note.
+
+    Unless `labelled`, every y may be absent.
 
     Examples
     --------
@@ -61,20 +66,22 @@ def read_npz(path: Path) -> Arrays:
     {'train_x': (4, 2), 'train_y': (4,)}
     """
     stored = _unpacked(path)
-    for x in ("x", "X"):
-        if "train_x" not in stored and x in stored and "y" in stored:
-            stored |= {"train_x": stored.pop(x), "train_y": stored.pop("y")}
+    found = ", ".join(sorted(stored)) or "nothing"
+    if not {"train_x", "train_y"} & set(stored):
+        short = {"X": "train_x", "x": "train_x", "y": "train_y"}
+        stored = {short.get(name, name): array for name, array in stored.items()}
     arrays: Arrays = {}
     for part in ("train", "test"):
-        x, y = f"{part}_x", f"{part}_y"
-        if x in stored and y in stored:
-            arrays |= {x: stored[x], y: stored[y]}
-            _check_samples(stored[x], stored[y], f"{path}: {x}", f"{path}: {y}")
-        elif part == "train" or x in stored or y in stored:
+        x, y = stored.get(f"{part}_x"), stored.get(f"{part}_y")
+        if part == "test" and x is None and y is None:
+            continue
+        if x is None or (y is None and labelled):
             raise ValueError(
                 f"{path}: expected train_x and train_y, perhaps test_x and test_y; or x and y; "
-                f"found {', '.join(sorted(stored)) or 'nothing'}"
+                f"found {found}"
             )
+        _check_samples(x, y, f"{path}: {part}_x", f"{path}: {part}_y")
+        arrays |= {f"{part}_x": x, f"{part}_y": y}
     if "test_x" in arrays and arrays["test_x"].shape[1:] != arrays["train_x"].shape[1:]:
         raise ValueError(
             f"{path}: the samples differ in shape, {arrays['train_x'].shape[1:]} in train_x and "
@@ -102,12 +109,14 @@ def _unpacked(path: Path) -> dict[str, NDArray[Any]]:
         ) from error
 
 
-def _check_samples(x: NDArray[Any], y: NDArray[Any], x_name: str, y_name: str) -> None:
+def _check_samples(x: NDArray[Any], y: NDArray[Any] | None, x_name: str, y_name: str) -> None:
     if x.dtype.kind not in "biuf" or x.ndim < 2 or len(x) == 0:
         raise ValueError(
             f"{x_name}: expected numbers, one vector or image per sample, found {x.dtype} of "
             f"shape {x.shape}"
         )
+    if y is None:
+        return
     if y.dtype.kind not in "biufU" or y.shape != x.shape[:1]:
         raise ValueError(
             f"{y_name}: expected {len(x)} labels, numbers or text, found {y.dtype} of shape "
@@ -118,8 +127,10 @@ def _check_samples(x: NDArray[Any], y: NDArray[Any], x_name: str, y_name: str) -
         raise ValueError(f"{y_name}: sample {np.flatnonzero(missing)[0]} has no label")
 
 
-def read_folder(path: Path) -> Arrays:
+def read_folder(path: Path, labelled: bool = True) -> Arrays:
     """Read one sub-folder of images per class, perhaps within train/ and test/.
+
+    Unless `labelled`, images without sub-folders are welcome and have no labels.
 
     Labels are the names of the sub-folders, as text. Samples are uint8 and come by
     class and file name: (n, h, w) if every image is grey, else (n, h, w, 3), without
@@ -129,12 +140,14 @@ def read_folder(path: Path) -> Arrays:
     parts = {"train": path}
     if "train" in folders and set(folders) <= {"train", "test"}:
         parts = {part: path / part for part in ("train", "test") if part in folders}
-    found = {part: _labelled_images(folder) for part, folder in parts.items()}
+    found = {part: _images(folder, labelled) for part, folder in parts.items()}
     mode, size = _common_form([file for images in found.values() for file, _ in images])
     arrays: Arrays = {}
     for part, images in found.items():
+        labels = [label for _, label in images]
         arrays[f"{part}_x"] = _decoded([file for file, _ in images], mode, size)
-        arrays[f"{part}_y"] = np.array([label for _, label in images])
+        arrays[f"{part}_y"] = None if None in labels else np.array(labels)
+        arrays[f"{part}_files"] = tuple(file.relative_to(path).as_posix() for file, _ in images)
     return arrays
 
 
@@ -142,14 +155,21 @@ def _folders(path: Path) -> list[str]:
     return sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-def _labelled_images(path: Path) -> list[tuple[Path, str]]:
-    """List the images of every class folder, with the folder's name."""
+def _image_files(path: Path) -> list[Path]:
+    return sorted(p for p in path.iterdir() if p.suffix.lower() in _IMAGES)
+
+
+def _images(path: Path, labelled: bool) -> list[tuple[Path, str | None]]:
+    """List the images of every class folder with its name; or a plain folder's, with None."""
     labels = _folders(path)
-    if not labels:
-        raise ValueError(f"{path}: expected one sub-folder of images per class, found no folder")
-    images = []
+    plain = [] if labelled else _image_files(path)
+    if bool(labels) == bool(plain):
+        wanted = "one sub-folder of images per class" + ("" if labelled else " or images alone")
+        found = "both" if plain else "no folder" if labelled else "neither"
+        raise ValueError(f"{path}: expected {wanted}, found {found}")
+    images: list[tuple[Path, str | None]] = [(file, None) for file in plain]
     for label in labels:
-        files = sorted(p for p in (path / label).iterdir() if p.suffix.lower() in _IMAGES)
+        files = _image_files(path / label)
         if not files:
             raise ValueError(
                 f"{path / label}: expected the images of a class, found none "
@@ -194,16 +214,16 @@ def _decoded(files: list[Path], mode: str, size: tuple[int, int]) -> NDArray[np.
     return x
 
 
-def read_table(path: Path, label: str) -> Arrays:
+def read_table(path: Path, label: str, labelled: bool = True) -> Arrays:
     """Read a CSV (with a header) or Parquet file, one row per sample.
 
-    The column ``label`` holds the labels, kept as they are: numbers or text. All
-    others are features and become float32, not rescaled; a column of lists (Parquet)
-    counts as many features as its lists are long.
+    The column ``label`` holds the labels, kept as they are: numbers or text; unless
+    `labelled`, it may be absent. All others are features and become float32, not
+    rescaled; a column of lists (Parquet) counts as many features as its lists are long.
     """
     table = _table(path)
     names = table.column_names
-    if label not in names:
+    if labelled and label not in names:
         raise ValueError(
             f"{path} has no column {label!r} for the labels; choose one with label=: "
             f"{', '.join(map(repr, names[:30]))}{', ...' if names[30:] else ''}"
@@ -217,16 +237,18 @@ def read_table(path: Path, label: str) -> Arrays:
                 f"{path}: the column {name!r} looks like a table's index, not a feature; write "
                 "the file without it (pandas: index=False)"
             )
-    if table.num_rows == 0 or len(names) == 1:
+    features = [name for name in names if name != label]
+    if table.num_rows == 0 or not features:
         raise ValueError(
-            f"{path}: expected samples with features beside the column {label!r}, found "
-            f"{table.num_rows} rows and {len(names) - 1} other columns"
+            f"{path}: expected samples with features, found {table.num_rows} rows and "
+            f"{len(features)} columns beside {label!r}"
         )
-    x = [_features(table.column(c), f"{path}: column {c!r}") for c in names if c != label]
-    y = _labels(table.column(label), f"{path}: column {label!r}")
-    arrays = {"train_x": x[0] if len(x) == 1 else np.concatenate(x, axis=1), "train_y": y}
-    _check_samples(arrays["train_x"], y, str(path), f"{path}: column {label!r}")
-    return arrays
+    columns = [_features(table.column(name), f"{path}: column {name!r}") for name in features]
+    x = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
+    where = f"{path}: column {label!r}"
+    y = _labels(table.column(label), where) if label in names else None
+    _check_samples(x, y, str(path), where)
+    return {"train_x": x, "train_y": y}
 
 
 def _table(path: Path) -> Any:

@@ -70,16 +70,21 @@ class Dataset:
 
     name: str
     train_x: NDArray[Any]
-    train_y: NDArray[Any]
+    train_y: NDArray[Any] | Any
+    """None where the data has no labels, which `load` allows with ``labelled=False``."""
     test_x: NDArray[Any] | None = None
     """None, like `test_y`, where the data has no test part."""
     test_y: NDArray[Any] | None = None
+    """None, too, where the test part has no labels."""
     mean: Channels = None
     std: Channels = None
     class_names: tuple[str, ...] | None = None
     """Names of the labels 0, 1, ...; None where the labels speak for themselves."""
     note: str = ""
     """What this copy of the data says of itself, such as where it comes from."""
+    train_files: tuple[str, ...] | None = None
+    """Where the samples of an image folder lie in it, such as cat/1.png; else None."""
+    test_files: tuple[str, ...] | None = None
 
 
 _DIGITS = "0 1 2 3 4 5 6 7 8 9"
@@ -243,6 +248,7 @@ def load(
     root: str | os.PathLike[str] | None = None,
     download: bool = True,
     label: str | None = None,
+    labelled: bool = True,
 ) -> Dataset:
     r"""Load a dataset by its name, or the user's own data by its path.
 
@@ -260,6 +266,10 @@ def load(
     - a ``.csv`` or ``.parquet`` with one row a sample: the column `label` holds the
       labels, all others the features (numbers, or one column of lists of numbers).
 
+    With ``labelled=False`` a path may as well lead to a plain folder of images, an ``.npz``
+    without train_y, test_y or y, or a table without the column `label`; the labels that
+    are there are read all the same.
+
     A name wins over a path of the same spelling: write ``./mnist`` for a folder.
 
     Parameters
@@ -272,11 +282,14 @@ def load(
         Whether a missing dataset may be downloaded.
     label : str, default "label"
         The column of labels in a CSV or Parquet file.
+    labelled : bool, default True
+        Whether the data at a path must have labels.
 
     Returns
     -------
     Dataset
-        The samples; `test_x` and `test_y` are None where there is no test part.
+        The samples; `test_x` and `test_y` are None where there is no test part, `train_y`
+        or `test_y` where there are no labels.
 
     Examples
     --------
@@ -289,6 +302,10 @@ def load(
     >>> _ = own.write_text("petal,sepal,kind\n1.4,0.2,rose\n4.7,1.4,lily\n")
     >>> load(own, label="kind").train_y
     array(['rose', 'lily'], dtype='<U4')
+    >>> _ = own.write_text("petal,sepal\n1.3,0.2\n4.9,1.5\n")
+    >>> unknown = load(own, labelled=False)
+    >>> unknown.train_x.shape, unknown.train_y
+    ((2, 2), None)
     """
     if isinstance(dataset, str) and dataset in DATASETS:
         if label is not None:
@@ -308,7 +325,8 @@ def load(
             f"are {', '.join(DATASETS)}; a path leads to {files.KINDS}"
         )
     path = path.resolve()
-    return Dataset(path.name if path.is_dir() else path.stem, **files.read(path, label))
+    name = path.name if path.is_dir() else path.stem
+    return Dataset(name, **files.read(path, label, labelled))
 
 
 def _folder(root: str | os.PathLike[str] | None) -> Path:

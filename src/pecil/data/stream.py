@@ -165,6 +165,8 @@ def stream(
     >>> tasks.counts[9]
     144
     """
+    if dataset.train_y is None:
+        raise ValueError(f"{dataset.name}: a stream of tasks needs labels, found none")
     labels, codes, counts = np.unique(dataset.train_y, return_inverse=True, return_counts=True)
     rows = np.split(np.argsort(codes, kind="stable"), np.cumsum(counts)[:-1])
     seed = _whole(seed, "seed", least=0)

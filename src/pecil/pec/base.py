@@ -1,6 +1,7 @@
 """What all error-based classifiers share: the smallest prediction error wins."""
 
 from abc import abstractmethod
+from collections.abc import Hashable
 from typing import Any, Self
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from pecil.pec.inputs import check_samples, in_order, label_array
+from pecil.pec.inputs import check_labels, check_samples, in_order, label_array, plain
 
 NOTHING = type("Nothing", (), {"__repr__": lambda self: "<nothing>"})()
 RECENT = 256  # errors kept for each class, to tell the ordinary from the novel
@@ -83,7 +84,14 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
             return labels
         novel = errors.min(1) > self._threshold()
         answer = [reject_as if new else label for new, label in zip(novel, labels, strict=True)]
-        return label_array([a.item() if isinstance(a, np.generic) else a for a in answer])
+        return label_array([plain(label) for label in answer])
+
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: Any = None) -> float:
+        """Return the accuracy, for labels of any kind."""
+        predicted = self.predict(X).tolist()
+        wanted = check_labels(y, len(predicted))
+        right = [one == other for one, other in zip(predicted, wanted, strict=True)]
+        return float(np.average(right, weights=sample_weight))
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """Return class probabilities, proportional to error^(−10): a scale-free softmax.
@@ -172,8 +180,7 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
         self.classes_ = label_array([self._labels[k] for k in self._columns])
 
     def _slot_of(self, label: Any) -> int:
-        label = label.item() if isinstance(label, np.generic) else label
-        if label not in self._slots:
+        if not isinstance(label, Hashable) or (label := plain(label)) not in self._slots:
             raise ValueError(f"{label!r} is not a known class; known are {self._known()}")
         return self._slots[label]
 

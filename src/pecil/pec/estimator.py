@@ -7,6 +7,7 @@ teacher h, on samples of that class alone; the class whose student errs least wi
     predict  argmin_c  ‖g_θᶜ(x) − h(x)‖²
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from pecil.pec.networks import (
     Architecture,
     CustomTeacher,
     Teacher,
+    most,
 )
 from pecil.pec.students import Lesson, Students
 
@@ -40,6 +42,10 @@ DEFAULTS = {  # student width, teacher width as a multiple of it, outputs, poole
 AFTER = 0.01  # share of the learning rate once a class is past its expected samples
 SCORED = 4096  # samples that are on the device at a time while scoring
 TEACHER, STUDENT, ORDER = range(3)  # uses of the seed
+LASTING = (  # parameters that a model keeps as they were when it began to learn
+    *("architecture", "student_width", "teacher_width", "output_dim", "pool", "hidden_layers"),
+    *("activation", "init", "budget", "ensemble", "teacher", "mean", "std"),
+)
 
 
 @dataclass
@@ -128,7 +134,7 @@ class PEC(ErrorClassifier):
     Notes
     -----
     uint8 input is divided by 255. Scoring is one pass of the teacher and one merged pass of
-    all students, in chunks whose largest temporary stays below 8 MiB on a CPU and 256 MiB on a
+    all students, in chunks whose largest temporary stays below 64 MiB on a CPU and 256 MiB on a
     GPU (or what one sample needs, if that is more).
 
     References
@@ -199,6 +205,8 @@ class PEC(ErrorClassifier):
         self.device = device
 
     _pairs: list[Pair]
+    _statistics: tuple[NDArray[Any] | None, NDArray[Any] | None]
+    _settings: dict[str, Any]
     _expected: dict[Any, int]
     input_shape_: tuple[int, ...]
     n_features_in_: int
@@ -215,13 +223,14 @@ class PEC(ErrorClassifier):
         y : array-like of n hashable labels
         """
         self._check_parameters()
-        raw = check_samples(self, X, reset=True, layout=self.channels)
-        groups = _grouped(check_labels(y, len(raw)))
-        self._start()
-        cut = min(map(len, groups.values())) if self.equal_budgets is True else None
-        plans = {label: self._plan(len(at), cut) for label, at in groups.items()}
-        self._expected = {label: len(order) for label, (order, _) in plans.items()}
-        return self._learn(raw, groups, plans)
+        with self._unchanged_on_error():
+            raw = check_samples(self, X, reset=True, layout=self.channels)
+            groups = _grouped(check_labels(y, len(raw)))
+            self._start()
+            cut = min(map(len, groups.values())) if self.equal_budgets is True else None
+            plans = {label: self._plan(len(at), cut) for label, at in groups.items()}
+            self._expected = {label: len(order) for label, (order, _) in plans.items()}
+            return self._learn(raw, groups, plans)
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
         """Go on learning: one sample or many, of known classes or new ones.
@@ -241,12 +250,26 @@ class PEC(ErrorClassifier):
                 "equal_budgets=True needs the sizes of all classes, which partial_fit cannot "
                 "know; give the number of updates per class, or use fit"
             )
-        raw = check_samples(self, X, reset=first, layout=self.channels)
-        groups = _grouped(check_labels(y, len(raw)))
-        if first:
-            self._start()
-        plans = {label: self._continued(label, len(at)) for label, at in groups.items()}
-        return self._learn(raw, groups, plans)
+        with self._unchanged_on_error():
+            raw = check_samples(self, X, reset=first, layout=self.channels)
+            groups = _grouped(check_labels(y, len(raw)))
+            if first:
+                self._start()
+            plans = {label: self._continued(label, len(at)) for label, at in groups.items()}
+            return self._learn(raw, groups, plans)
+
+    @contextlib.contextmanager
+    def _unchanged_on_error(self) -> Iterator[None]:
+        """Put everything back that a refused or interrupted call has set."""
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            for name in vars(self).keys() - before.keys():
+                delattr(self, name)
+            for name, value in before.items():
+                setattr(self, name, value)
+            raise
 
     def _plan(self, n: int, cut: int | None) -> tuple[Tensor, Tensor]:
         """Order and learning rates of a class of n samples in ``fit``.
@@ -254,9 +277,9 @@ class PEC(ErrorClassifier):
         The shuffling depends on the seed and on n alone: not on the class or its company.
         """
         generator = torch.Generator().manual_seed(self._seed(ORDER, 0))
-        length = self.epochs * (n if cut is None else cut)
+        length = int(self.epochs) * (n if cut is None else cut)
         if cut is None and self.equal_budgets is not False:
-            length, cut = self.equal_budgets * self.batch_size, n
+            length, cut = int(self.equal_budgets * self.batch_size), n
         passes: list[Tensor] = []
         for _ in range(-(-length // (n if cut is None else cut))):
             order = torch.randperm(n, generator=generator) if self.shuffle else torch.arange(n)
@@ -297,7 +320,7 @@ class PEC(ErrorClassifier):
         try:
             for pair in self._pairs:
                 lessons = self._lessons(pair, raw, groups, plans)
-                for slot, errors in pair.students.learn(lessons, self.batch_size):
+                for slot, errors in pair.students.learn(lessons, int(self.batch_size)):
                     totals[slot] = totals[slot] + errors if slot in totals else errors
         except BaseException:  # an interrupt or a failing teacher: no half-learned new class
             for slot in reversed(range(known, len(self._labels))):
@@ -333,11 +356,13 @@ class PEC(ErrorClassifier):
 
     def _class_errors(self, raw: Any) -> NDArray[np.float64]:
         out = np.zeros((len(raw), len(self._labels)))
-        for start in range(0, len(raw), SCORED):
-            x = self._tensor(raw[start : start + SCORED])
+        room = most(self._pairs[0].students.start.device) // self.n_features_in_
+        held = max(1, min(SCORED, room))
+        for start in range(0, len(raw), held):
+            x = self._tensor(raw[start : start + held])
             for pair in self._pairs:
                 errors = pair.students.errors(x, pair.teacher(x))
-                out[start : start + SCORED] += errors.cpu().numpy()
+                out[start : start + held] += errors.cpu().numpy()
         return out / len(self._pairs)
 
     # ------------------------------------------------------------- merging, forgetting
@@ -421,21 +446,6 @@ class PEC(ErrorClassifier):
 
         return load(cls, path, device=device, teacher=teacher)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave drawn teachers out of pickles: they are a seed."""
-        state = dict(super().__getstate__())
-        if "_pairs" in state and self.teacher == "random":
-            state["_pairs"] = [pair.students for pair in state["_pairs"]]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Draw the teachers again."""
-        super().__setstate__(state)
-        if "_pairs" in state and self.teacher == "random":
-            self._pairs = [
-                Pair(self._teacher(k), students) for k, students in enumerate(state["_pairs"])
-            ]
-
     # ------------------------------------------------------------------------ set-up
 
     @property
@@ -447,7 +457,7 @@ class PEC(ErrorClassifier):
     @property
     def n_parameters_(self) -> int:
         """Trainable numbers of all classes."""
-        return len(self._labels) * self.n_parameters_per_class_
+        return self.n_parameters_per_class_ * len(self._labels)
 
     @property
     def device_(self) -> torch.device:
@@ -469,22 +479,24 @@ class PEC(ErrorClassifier):
         return int(words[0] >> np.uint64(1))
 
     def _tensor(self, raw: Any) -> Tensor:
-        return to_tensor(
-            raw,
-            self.device_,
-            check_statistics("mean", self.mean, self.input_shape_),
-            check_statistics("std", self.std, self.input_shape_),
-        )
+        return to_tensor(raw, self._pairs[0].students.start.device, *self._statistics)
 
     def _start(self) -> None:
         """Draw teachers and the students' common starting point."""
-        for name, value in (("mean", self.mean), ("std", self.std)):
-            check_statistics(name, value, self.input_shape_)
+        self._statistics = (
+            check_statistics("mean", self.mean, self.input_shape_),
+            check_statistics("std", self.std, self.input_shape_),
+        )
         if isinstance(self.random_state, Integral):
+            if self.random_state < 0:
+                raise ValueError(
+                    f"random_state must not be negative, but it is {self.random_state}"
+                )
             self.seed_ = int(self.random_state)
         else:
             self.seed_ = int(check_random_state(self.random_state).randint(2**31))
         self._reset_classes()
+        self._settings = {name: getattr(self, name) for name in LASTING}
         self._expected = {}
         self._pairs = []
         for member in range(self.ensemble):
@@ -497,7 +509,7 @@ class PEC(ErrorClassifier):
         if callable(self.teacher):
             return CustomTeacher(self.teacher, self.input_shape_, self.device_)
         student = self._student(None)
-        width = self.teacher_width or DEFAULTS[student.kind][1] * student.width
+        width = int(self.teacher_width or DEFAULTS[student.kind][1] * student.width)
         return Teacher(
             replace(student, width=width), self.init, self._seed(TEACHER, member), self.device_
         )
@@ -519,16 +531,16 @@ class PEC(ErrorClassifier):
         architecture = Architecture(
             kind=kind,
             input_shape=self.input_shape_,
-            width=self.student_width or width,
-            output_dim=self.output_dim or outputs,
-            pool=self.pool or pool,
-            hidden_layers=self.hidden_layers,
+            width=int(self.student_width or width),
+            output_dim=int(self.output_dim or outputs),
+            pool=int(self.pool or pool),
+            hidden_layers=int(self.hidden_layers),
             activation=auto if self.activation == "auto" else self.activation,
         )
         if isinstance(teacher, CustomTeacher):
             return replace(architecture, output_dim=teacher.output_dim)
         if self.budget is not None:
-            return architecture.fitting(self.budget // self.ensemble)
+            return architecture.fitting(int(self.budget // self.ensemble))
         if kind == "linear" and self.output_dim is None:
             usual = "mlp" if small else "conv"
             width, _, outputs, pool = DEFAULTS[usual]

@@ -1,15 +1,18 @@
 """From what users hold (arrays, tensors, frames; vectors, images) to float tensors."""
 
+import math
+import warnings
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.utils.multiclass import check_classification_targets
+from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 CHANNELS = (1, 3, 4)  # what "auto" takes for a channel axis
+LARGEST = 1e8  # squares of squares of inputs must stay within float32
 
 Raw = NDArray[Any] | Tensor
 
@@ -37,6 +40,11 @@ def check_samples(estimator: Any, X: Any, *, reset: bool, layout: str) -> Raw:
         raw = validate_data(estimator, X, reset=reset, dtype=[np.float32, np.uint8])
     else:
         raw = _channels_first(_numbers(X), layout)
+    if raw.dtype not in (np.uint8, torch.uint8) and float(abs(raw).max()) > LARGEST:
+        raise ValueError(
+            f"X contains numbers too large to learn from: expected magnitudes up to {LARGEST:.0e}, "
+            f"found {float(abs(raw).max()):.3g}; scale the data first"
+        )
     shape = tuple(raw.shape[1:])
     if reset:
         estimator.input_shape_ = shape
@@ -127,8 +135,12 @@ def check_statistics(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[A
     """Validate ``mean`` or ``std``: None, one number, or one per channel (or feature)."""
     if value is None:
         return None
-    array = np.atleast_1d(np.asarray(value, dtype=np.float64))
-    if array.ndim != 1 or len(array) not in (1, shape[0]) or not np.isfinite(array).all():
+    try:
+        array = np.atleast_1d(np.asarray(value, dtype=np.float64))
+        fits = array.ndim == 1 and len(array) in (1, shape[0]) and bool(np.isfinite(array).all())
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
         raise ValueError(
             f"{name} must be None, one finite number or {shape[0]} of them (one per channel or "
             f"feature), but it is {value!r}"
@@ -142,55 +154,56 @@ def check_labels(y: Any, n: int) -> list[Any]:
     """Return the labels of n samples as a list of plain hashable Python values."""
     if y is None:
         raise ValueError("requires y to be passed, but the target y is None")
-    if isinstance(y, Tensor):
-        y = y.detach().cpu().numpy()
-    labels = _plain(y)
+    if isinstance(y, str | bytes):
+        raise ValueError(f"y must hold one label for each sample, but it is {y!r}")
+    nested = not isinstance(y, list | tuple) or any(isinstance(part, list) for part in y)
+    labels = [plain(label) for label in (_array(y) if nested else y)]
     if len(labels) != n:
         raise ValueError(
             f"Found input variables with inconsistent numbers of samples: X has {n}, "
             f"y has {len(labels)}"
         )
+    numbers = [label for label in labels if isinstance(label, float)]
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError("Input y contains NaN or infinity.")
+    if len(numbers) == n and not all(label.is_integer() for label in numbers):
+        raise ValueError(
+            "Unknown label type: continuous. Expected classes, but y holds fractions such as "
+            f"{next(label for label in numbers if not label.is_integer())!r}"
+        )
     return labels
 
 
-def _plain(y: Any) -> list[Any]:
-    if isinstance(y, str | bytes):
-        raise ValueError(f"y must hold one label for each sample, but it is {y!r}")
-    if isinstance(y, list | tuple) and any(isinstance(label, tuple) for label in y):
-        labels = list(y)
-    else:
-        array = np.asarray(y) if not isinstance(y, list) or _alike(y) else np.array(y, object)
-        if array.ndim == 2 and array.shape[1] == 1:
-            import warnings
-
-            from sklearn.exceptions import DataConversionWarning
-
-            warnings.warn(
-                "A column-vector y was passed when a 1d array was expected",
-                DataConversionWarning,
-                stacklevel=4,
-            )
-            array = array.ravel()
-        if array.ndim != 1:
-            raise ValueError(f"y should be a 1d array, got an array of shape {array.shape} instead")
-        if array.dtype.kind in "fc":
-            if not np.isfinite(array).all():
-                raise ValueError("Input y contains NaN or infinity.")
-            check_classification_targets(array)
-        labels = array.tolist()
-    for label in labels:
-        try:
-            hash(label)
-        except TypeError:
-            raise ValueError(f"labels must be hashable, but y contains {label!r}") from None
-        if label != label:
-            raise ValueError("Input y contains NaN.")
-    return labels
+def plain(label: Any) -> Any:
+    """Return a hashable label as plain Python: numbers of numpy become numbers of Python."""
+    label = _unwrapped(label)
+    try:
+        hash(label)
+    except TypeError:
+        raise ValueError(f"labels must be hashable, but y contains {label!r}") from None
+    return label
 
 
-def _alike(y: list[Any]) -> bool:
-    """Tell whether numpy keeps these labels as they are (it would turn [1, 'a'] into text)."""
-    return len({isinstance(label, str) for label in y}) == 1
+def _unwrapped(label: Any) -> Any:
+    if isinstance(label, tuple):
+        return tuple(_unwrapped(part) for part in label)
+    number = isinstance(label, np.generic | np.ndarray | Tensor) and label.ndim == 0
+    return label.item() if number else label
+
+
+def _array(y: Any) -> list[Any]:
+    """Return the labels of an array, a tensor, a series or the like."""
+    array = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    if array.ndim == 2 and array.shape[1] == 1:
+        warnings.warn(
+            "A column-vector y was passed when a 1d array was expected",
+            DataConversionWarning,
+            stacklevel=4,
+        )
+        array = array.ravel()
+    if array.ndim != 1:
+        raise ValueError(f"y should be a 1d array, got an array of shape {array.shape} instead")
+    return array.tolist()
 
 
 def label_array(labels: list[Any]) -> NDArray[Any]:
@@ -198,7 +211,7 @@ def label_array(labels: list[Any]) -> NDArray[Any]:
     kinds = {type(label) for label in labels}
     if len(kinds) == 1 and kinds <= {int, float, str, bool, bytes}:
         array = np.array(labels)
-        if array.dtype.kind != "O" and array.tolist() == labels:
+        if [repr(label) for label in array.tolist()] == [repr(label) for label in labels]:
             return array
     array = np.empty(len(labels), dtype=object)
     array[:] = labels
@@ -206,8 +219,9 @@ def label_array(labels: list[Any]) -> NDArray[Any]:
 
 
 def in_order(labels: list[Any]) -> list[int]:
-    """Return the positions that sort the labels, or leave them where they cannot be sorted."""
+    """Return the positions that sort the labels, or leave them where they have no order."""
     try:
-        return sorted(range(len(labels)), key=lambda k: labels[k])
+        ordered = all(isinstance(label, int | float | str | bytes | tuple) for label in labels)
+        return sorted(range(len(labels)), key=lambda k: labels[k] if ordered else k)
     except TypeError:
         return list(range(len(labels)))

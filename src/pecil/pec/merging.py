@@ -38,5 +38,7 @@ def _same(what: str, mine: Any, theirs: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Make arrays and sequences comparable."""
-    return list(value) if hasattr(value, "__len__") and not isinstance(value, str) else value
+    """Make arrays, tensors and sequences comparable."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return list(value) if isinstance(value, tuple) else value

@@ -29,7 +29,7 @@ ACTIVATIONS = ("gelu", "relu", "identity")
 INITS = ("kaiming", "xavier", "uniform0.001", "uniform0.01", "uniform0.1")
 EPS = 1e-5  # of both normalisations, as in PyTorch
 ALIGN = 16  # floats: every parameter of a row starts on a 64-byte border
-CPU_CHUNK, GPU_CHUNK = 2**21, 2**26  # floats that one temporary of a forward pass may hold
+CPU_CACHED, CPU_MOST, GPU_MOST = 2**21, 2**24, 2**26  # floats that one temporary may hold
 
 Tape = list[tuple[Tensor, ...]]
 
@@ -107,9 +107,9 @@ class Architecture:
         """Floats that the largest temporary of a forward pass holds for one sample."""
         if self.kind != "conv":
             return max(self.width, self.output_dim)
-        positions = math.prod(self.input_shape[1:])
         deep = 9 if self.hidden_layers > 1 else 1
-        return max(self.width * positions * deep, self.output_dim)
+        channels = max(self.width * deep, 9 * self.input_shape[0])
+        return max(channels * math.prod(self.input_shape[1:]), self.output_dim)
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """Name the parts of flat rows (C, row): tensors (C, *shape) that share memory."""
@@ -146,6 +146,16 @@ class Architecture:
         if self.kind == "conv":
             return F.unfold(x.view(-1, *self.input_shape), 3, padding=1)
         return x.reshape(len(x), -1)
+
+
+def cached(device: torch.device) -> int:
+    """Floats that a temporary of a pass may hold: on a CPU what stays in cache."""
+    return CPU_CACHED if device.type == "cpu" else GPU_MOST
+
+
+def most(device: torch.device) -> int:
+    """Floats of samples, patches or features that may be held at a time."""
+    return CPU_MOST if device.type == "cpu" else GPU_MOST
 
 
 def _aligned(size: int) -> int:
@@ -186,8 +196,13 @@ def _bound(architecture: Architecture, init: str, name: str, shape: tuple[int, .
 @cache
 def _pooling(shape: tuple[int, ...], cells: tuple[int, int], device: torch.device) -> Tensor:
     """Adaptive average pooling of maps (height, width) as a matrix (positions, cells)."""
-    basis = torch.eye(math.prod(shape)).view(-1, 1, *shape)
-    return F.adaptive_avg_pool2d(basis, cells).flatten(1).to(device)
+    sides = []
+    for length, count in zip(shape, cells, strict=True):
+        side = torch.zeros(length, count)
+        for cell, (start, stop) in enumerate(_windows(length, count)):
+            side[start:stop, cell] = 1 / (stop - start)
+        sides.append(side)
+    return torch.kron(*sides).to(device)
 
 
 def _activate(name: str, a: Tensor) -> Tensor:
@@ -381,19 +396,23 @@ class Teacher:
         row = draw(architecture, init, generator)
         self.checksum = fingerprint(row)
         self._stack = Stack.over(architecture, row.to(device))
+        self._recipe = (architecture, init, seed, device)
         self._fast = (
             architecture.kind == "conv"
             and architecture.hidden_layers == 1
             and architecture.activation != "gelu"
         )
 
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        """Leave the drawn values out of pickles: a recipe makes them again."""
+        return type(self), self._recipe
+
     def __call__(self, x: Tensor) -> Tensor:
         """Return the outputs (n, d) for samples (n, *input_shape), in bounded memory."""
         with torch.no_grad():
             if self._fast:
                 return self._conv(x)
-            limit = CPU_CHUNK if x.device.type == "cpu" else GPU_CHUNK
-            rows = max(1, limit // self.architecture.temporaries)
+            rows = max(1, cached(x.device) // self.architecture.temporaries)
             out = x.new_empty(len(x), self.architecture.output_dim)
             for part, target in zip(x.split(rows), out.split(rows), strict=True):
                 y, _ = forward(self._stack, self.architecture.inputs(part).unsqueeze(0))
@@ -412,7 +431,8 @@ class Teacher:
         flat = weight.T.contiguous()  # (9c, w)
         out = x.new_empty(len(x), arch.output_dim)
         cpu = x.device.type == "cpu"
-        rows = 64 if cpu else 256  # images whose pooled maps are multiplied together
+        held = max(9 * arch.n_features, arch.width * arch.pool**2)  # patches, pooled maps
+        rows = max(1, min(64 if cpu else 256, most(x.device) // held))
         for part, target in zip(x.split(rows), out.split(rows), strict=True):
             patches = arch.inputs(part).transpose(1, 2).contiguous()  # (n, positions, 9c)
             patches -= patches.mean(1, keepdim=True)
@@ -432,7 +452,7 @@ class Teacher:
         if not cpu:
             cells = _pooling((height, width), (arch.pool, arch.pool), patches.device).T
             pooled = patches.new_empty(len(patches), arch.pool**2, arch.width)
-            images = max(1, GPU_CHUNK // arch.temporaries)
+            images = max(1, GPU_MOST // arch.temporaries)
             for part, target in zip(patches.split(images), pooled.split(images), strict=True):
                 maps = part @ weight
                 torch.matmul(cells, maps.relu_() if rectify else maps, out=target)
@@ -440,7 +460,7 @@ class Teacher:
         rows = _windows(height, arch.pool)
         averaging = _pooling((1, width), (1, arch.pool), patches.device).T  # (r, width)
         pooled = patches.new_empty(len(patches), arch.pool, arch.pool, arch.width)
-        channels = max(ALIGN, CPU_CHUNK // 2 // (height * width) // ALIGN * ALIGN)
+        channels = max(ALIGN, CPU_CACHED // 2 // (height * width) // ALIGN * ALIGN)
         for start in range(0, arch.width, channels):
             part = weight[:, start : start + channels].contiguous()
             maps = patches.new_empty(height, width, part.shape[1])
@@ -478,6 +498,7 @@ class CustomTeacher:
         self, function: Callable[..., Any], input_shape: tuple[int, ...], device: torch.device
     ) -> None:
         self.function = function
+        self.output_dim = 0  # not known yet
         if isinstance(function, torch.nn.Module):
             function.to(device)
         generator = torch.Generator().manual_seed(0)
@@ -488,24 +509,23 @@ class CustomTeacher:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the outputs (n, d) as float32 on the device of ``x``."""
-        module = self.function if isinstance(self.function, torch.nn.Module) else None
-        training = module is not None and module.training
-        if module is not None:
-            module.eval()
+        module = self.function if isinstance(self.function, torch.nn.Module) else torch.nn.Module()
+        modes = [(part, part.training) for part in module.modules()]
+        module.eval()
         try:
             with torch.no_grad():
-                parts = [self._ask(part) for part in x.split(self.BATCH)]
+                return torch.cat([self._ask(part) for part in x.split(self.BATCH)])
         finally:
-            if module is not None:
-                module.train(training)
-        return torch.cat(parts)
+            for part, training in modes:
+                part.training = training
 
     def _ask(self, x: Tensor) -> Tensor:
         answer = torch.as_tensor(self.function(x)).to(x.device, torch.float32)
-        if answer.dim() != 2 or len(answer) != len(x):
+        outputs = self.output_dim or answer.shape[-1]
+        if answer.dim() != 2 or answer.shape != (len(x), outputs):
             raise ValueError(
-                f"teacher must map {len(x)} samples to outputs of shape ({len(x)}, d), "
-                f"but it returned shape {tuple(answer.shape)}"
+                f"teacher must map {len(x)} samples to outputs of shape ({len(x)}, "
+                f"{self.output_dim or 'd'}), but it returned shape {tuple(answer.shape)}"
             )
         if not torch.isfinite(answer).all():
             raise ValueError("teacher returned NaN or infinite outputs")

@@ -173,7 +173,7 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
 
 def _parameters(model: "PEC") -> dict[str, Any]:
     """Return the constructor's parameters as JSON can hold them."""
-    values = model.get_params(deep=False)
+    values = model.get_params(deep=False) | model._settings
     values["device"] = "auto"
     if callable(values["teacher"]):
         values["teacher"] = f"<{type(values['teacher']).__qualname__}>"
@@ -189,7 +189,7 @@ def _parameters(model: "PEC") -> dict[str, Any]:
 def _jsonable(value: Any) -> Any:
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return value.tolist()
-    return list(value) if isinstance(value, tuple) else value
+    return [_jsonable(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _encode(label: Any) -> Any:

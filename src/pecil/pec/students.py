@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from pecil.pec.networks import (
-    CPU_CHUNK,
-    GPU_CHUNK,
     Architecture,
     Stack,
     backward,
+    cached,
     draw,
     forward,
 )
@@ -194,8 +193,7 @@ class Students:
         """Return the error (n, number of classes) of every student on every sample."""
         arch = self.architecture
         nets = Stack.over(arch, self.rows)
-        limit = CPU_CHUNK if x.device.type == "cpu" else GPU_CHUNK
-        chunk = max(1, limit // (arch.temporaries * max(1, len(self))))
+        chunk = max(1, cached(x.device) // (arch.temporaries * len(self)))
         out = x.new_empty(len(x), len(self))
         with torch.no_grad():
             for part, wanted, row in zip(
