@@ -79,7 +79,7 @@ SETTINGS = {
             "output_dim": 99,
         },
         lr=0.01,
-        reference_fit=500,
+        reference_fit=1000,
         reference_score=200,
         stream=2000,
     ),

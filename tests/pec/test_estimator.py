@@ -311,7 +311,8 @@ def test_learning_leaves_the_world_as_it_was(small, clusters):
     torch.set_num_threads(2)
     try:
         numbers = np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-        small(ensemble=2).fit(*clusters()).partial_fit(*clusters()).predict(clusters()[0])
+        x, y = clusters(n=520)  # enough for a student to be given a thread of its own
+        small(ensemble=2).fit(x, y).partial_fit(x[:9], y[:9]).predict(x)
         assert (np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == numbers
         assert torch.get_num_threads() == 2
         assert torch.backends.mkldnn.enabled
@@ -587,7 +588,7 @@ def test_scoring_in_pieces(small, clusters, monkeypatch):
     x, _ = clusters(seed=1)
     whole = model.errors(x)
     monkeypatch.setattr("pecil.pec.estimator.SCORED", 7)
-    monkeypatch.setattr("pecil.pec.students.CPU_CHUNK", 60)
+    monkeypatch.setattr("pecil.pec.networks.CPU_CACHED", 60)
     np.testing.assert_allclose(model.errors(x), whole, rtol=1e-5)
 
 
@@ -622,12 +623,14 @@ def test_the_quantile_is_respected(quantile, small, clusters):
     np.testing.assert_array_equal(model.predict(x)[accepted], np.array(y)[accepted])
 
 
-@pytest.mark.parametrize(("recent", "latest"), [(256, 75), (20, 20)])
-def test_calibration_from_the_stream(recent, latest, small, clusters, monkeypatch):
+@pytest.mark.parametrize(
+    ("recent", "latest", "ensemble"), [(256, 75, 1), (20, 20, 1), (256, 75, 2)]
+)
+def test_calibration_from_the_stream(recent, latest, ensemble, small, clusters, monkeypatch):
     """Without samples, errors decide: those that the last quarter had before it was learned."""
     monkeypatch.setattr(base, "RECENT", recent)
     x, _ = clusters(labels=("a",), n=300)
-    model, seen = small().partial_fit(x[:1], ["a"]), []
+    model, seen = small(ensemble=ensemble).partial_fit(x[:1], ["a"]), []
     for sample in x[1:]:
         seen.append(model.novelty(sample[None])[0])
         model.partial_fit(sample[None], ["a"])

@@ -29,7 +29,7 @@ def learn(small, clusters):
     x = x[3:]  # so that not all classes are of one size
 
     def learn(labels, settings=None, how="fit", **changes):
-        model = small(**{"expected_samples": 10, "channels": "first"} | (settings or {}) | changes)
+        model = small(**{"expected_samples": 40, "channels": "first"} | (settings or {}) | changes)
         mine = [k for k, label in enumerate(y[3:]) if label in labels]
         if how == "fit":
             return model.fit(x[mine], [y[3 + k] for k in mine])
@@ -107,7 +107,7 @@ def test_a_merged_model_is_calibrated_anew(learn):
 @pytest.mark.parametrize(
     "free",
     [
-        {"expected_samples": {"c": 10, "d": 10}},
+        {"expected_samples": {"c": 30, "d": 30}},
         {"random_state": np.random.RandomState(0)},
         {"device": torch.device("cpu")},
         {"channels": "auto"},
@@ -175,7 +175,7 @@ def test_a_known_class_is_refused(learn, state):
 
 def test_another_shape_is_refused(learn, small, state):
     one = learn("ab")
-    other = small(channels="first", expected_samples=10).fit(np.ones((2, 3, 5, 7)), ["c", "d"])
+    other = small(channels="first", expected_samples=40).fit(np.ones((2, 3, 5, 7)), ["c", "d"])
     before = state(one)
     with pytest.raises(ValueError, match=r"input shape is \(3, 5, 6\) here, but \(3, 5, 7\)"):
         one.merge(other)
@@ -183,7 +183,7 @@ def test_another_shape_is_refused(learn, small, state):
 
 
 def test_what_has_not_learned_is_refused(learn, small, state):
-    one, settings = learn("ab"), {"channels": "first", "expected_samples": 10}
+    one, settings = learn("ab"), {"channels": "first", "expected_samples": 40}
     before = state(one)
     with pytest.raises(NotFittedError):
         one.merge(small(**settings))

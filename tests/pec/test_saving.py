@@ -5,6 +5,7 @@ import pickle
 import shutil
 import struct
 import sys
+from copy import deepcopy
 
 import numpy as np
 import pandas as pd
@@ -193,10 +194,13 @@ def test_describe_tells_without_loading(saved, file):
 
 
 @pytest.mark.parametrize("options", [{}, {"ensemble": 2}, {"architecture": "conv", "pool": 2}])
-def test_pickles(options, small, clusters, state):
+@pytest.mark.parametrize(
+    "copied", [lambda m: pickle.loads(pickle.dumps(m)), deepcopy], ids=["pickle", "deepcopy"]
+)
+def test_a_copy_is_a_model_of_its_own(copied, options, small, clusters, state):
     x, y = clusters(shape=SHAPE)
     model = small(channels="first", **options).fit(x, y).calibrate()
-    copy = pickle.loads(pickle.dumps(model))
+    copy = copied(model)
     assert state(copy) == state(model)
     assert copy.get_params() == model.get_params()
     assert copy.threshold_ == model.threshold_

@@ -162,7 +162,8 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
     def _remove_class(self, slot: int) -> None:
         for values in (self._labels, self._seen, self._recent):
             del values[slot]
-        self._slots = {label: k for k, label in enumerate(self._labels)}
+        self._slots.clear()
+        self._slots.update((label, k) for k, label in enumerate(self._labels))
         self._forget_threshold()
 
     def _forget_threshold(self) -> None:

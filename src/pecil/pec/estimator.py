@@ -106,9 +106,10 @@ class PEC(ErrorClassifier):
     shuffle : bool
         Whether ``fit`` shuffles the samples of each class.
     equal_budgets : bool or int
-        True: ``fit`` cuts every class to the size of the smallest. An int: every class gets
-        that many updates, in ``fit`` by going through its samples as often as needed, in
-        ``partial_fit`` by ignoring what comes after.
+        True: ``fit`` cuts every class to the size of the smallest; a class then depends on its
+        company, so ``merge`` and ``forget`` are exact only for classes cut to the same size.
+        An int: every class gets that many updates, in ``fit`` by going through its samples as
+        often as needed, in ``partial_fit`` by ignoring what comes after.
     mean, std : float or sequence, optional
         Inputs become ``(x − mean) / std``, one number or one per channel (or feature).
     channels : {"auto", "first", "last"}
@@ -292,11 +293,13 @@ class PEC(ErrorClassifier):
         seen = self._seen[self._slots[label]] if label in self._slots else 0
         if self.equal_budgets is not False:
             n = max(0, min(n, self.equal_budgets * self.batch_size - seen))
-        expected = self._expected.get(label)
-        if expected is None:
-            given = self.expected_samples
-            expected = given.get(label) if isinstance(given, Mapping) else given
-        return torch.arange(n), self._rates(torch.arange(seen, seen + n), expected)
+        return torch.arange(n), self._rates(torch.arange(seen, seen + n), self._awaited(label))
+
+    def _awaited(self, label: Any) -> int | None:
+        """Return the samples over which a class's learning rate falls, if they are known."""
+        given = self.expected_samples
+        expected = given.get(label) if isinstance(given, Mapping) else given
+        return self._expected.get(label, expected)
 
     def _rates(self, seen: Tensor, expected: int | None) -> Tensor:
         if self.schedule == "constant" or expected is None:
@@ -382,10 +385,11 @@ class PEC(ErrorClassifier):
             students = theirs.students
             mine.students.add(students.rows, students.moments, students.steps)
         for label in other._labels:
+            if (expected := other._awaited(label)) is not None:
+                self._expected[label] = expected
             slot = self._add_class(label)
             self._seen[slot] = other._seen[other._slots[label]]
             self._recent[slot] = other._recent[other._slots[label]].copy()
-        self._expected |= other._expected
         self._forget_threshold()
         self._name_classes()
         return self

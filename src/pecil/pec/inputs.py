@@ -40,10 +40,11 @@ def check_samples(estimator: Any, X: Any, *, reset: bool, layout: str) -> Raw:
         raw = validate_data(estimator, X, reset=reset, dtype=[np.float32, np.uint8])
     else:
         raw = _channels_first(_numbers(X), layout)
-    if raw.dtype not in (np.uint8, torch.uint8) and float(abs(raw).max()) > LARGEST:
+    largest = max(float(raw.max()), -float(raw.min()))
+    if largest > LARGEST:
         raise ValueError(
             f"X contains numbers too large to learn from: expected magnitudes up to {LARGEST:.0e}, "
-            f"found {float(abs(raw).max()):.3g}; scale the data first"
+            f"found {largest:.3g}; scale the data first"
         )
     shape = tuple(raw.shape[1:])
     if reset:

@@ -28,6 +28,7 @@ KINDS = ("mlp", "conv", "linear")
 ACTIVATIONS = ("gelu", "relu", "identity")
 INITS = ("kaiming", "xavier", "uniform0.001", "uniform0.01", "uniform0.1")
 EPS = 1e-5  # of both normalisations, as in PyTorch
+LARGEST_OUTPUT = 1e8  # of a teacher: squares of squares must stay within float32
 ALIGN = 16  # floats: every parameter of a row starts on a 64-byte border
 CPU_CACHED, CPU_MOST, GPU_MOST = 2**21, 2**24, 2**26  # floats that one temporary may hold
 
@@ -227,6 +228,7 @@ class Layer:
     """One hidden layer of C stacked networks, its parameters shaped for the passes below."""
 
     weight: Tensor  # (C, w, fan_in)
+    turned: Tensor  # (C, fan_in, w), the same transposed
     bias: Tensor  # (C, 1, w)
     scale: Tensor  # (C, 1, w) or, for "conv", (C, 1, w, 1)
     shift: Tensor
@@ -239,6 +241,7 @@ class Stack:
     architecture: Architecture
     hidden: tuple[Layer, ...]
     weight: Tensor  # of the output layer, (C, d, fan_in)
+    turned: Tensor  # (C, fan_in, d)
     bias: Tensor  # (C, 1, d)
 
     @classmethod
@@ -249,13 +252,15 @@ class Stack:
         hidden = tuple(
             Layer(
                 p[f"hidden{k}.weight"],
+                p[f"hidden{k}.weight"].transpose(1, 2),
                 p[f"hidden{k}.bias"].unsqueeze(1),
                 p[f"norm{k}.weight"].view(len(rows), 1, arch.width, *ones),
                 p[f"norm{k}.bias"].view(len(rows), 1, arch.width, *ones),
             )
             for k in range(0 if arch.kind == "linear" else arch.hidden_layers)
         )
-        return cls(arch, hidden, p["out.weight"], p["out.bias"].unsqueeze(1))
+        weight = p["out.weight"]
+        return cls(arch, hidden, weight, weight.transpose(1, 2), p["out.bias"].unsqueeze(1))
 
 
 def forward(nets: Stack, x: Tensor) -> tuple[Tensor, Tape]:
@@ -280,23 +285,29 @@ def forward(nets: Stack, x: Tensor) -> tuple[Tensor, Tape]:
     for k, layer in enumerate(nets.hidden):
         if conv and k:
             x = _patches(arch, x)
-        z = _convolve(layer, x) if conv else _multiply(layer.weight, layer.bias, x)
-        norm, mean, rstd = torch.native_layer_norm(z, z.shape[-1:], None, None, EPS)
-        a = torch.addcmul(layer.shift, norm, layer.scale)
+        z = _convolve(layer, x) if conv else _multiply(layer.turned, layer.bias, x)
+        if conv or len(z) > 1:
+            norm, mean, rstd = torch.native_layer_norm(z, z.shape[-1:], None, None, EPS)
+            a = torch.addcmul(layer.shift, norm, layer.scale)
+        else:  # a single network's affine map can be done in the same go
+            scale, shift = layer.scale.view(-1), layer.shift.view(-1)
+            a, mean, rstd = torch.native_layer_norm(z, z.shape[-1:], scale, shift, EPS)
+            norm = a
         tape.append((x, z, mean, rstd, norm, a))
         x = _activate(arch.activation, a)
     if conv:
         x = _each(x, _pooling(arch.input_shape[1:], (arch.pool, arch.pool), x.device)).flatten(2)
     tape.append((x,))
-    return _multiply(nets.weight, nets.bias, x), tape
+    return _multiply(nets.turned, nets.bias, x), tape
 
 
-def _multiply(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
-    """Return x Wᵀ + b, (C, n, out), of inputs (C, n, in) or (1, n, in)."""
-    classes, out, _ = weight.shape
+def _multiply(turned: Tensor, bias: Tensor, x: Tensor) -> Tensor:
+    """Return x Wᵀ + b, (C, n, out), of Wᵀ (C, in, out) and inputs (C, n, in) or (1, n, in)."""
+    classes, _, out = turned.shape
     if len(x) == classes:
-        return torch.baddbmm(bias, x, weight.transpose(1, 2))
-    y = torch.addmm(bias.reshape(-1), x[0], weight.reshape(classes * out, -1).T)
+        return torch.baddbmm(bias, x, turned)
+    stacked = turned.transpose(1, 2).reshape(classes * out, -1)
+    y = torch.addmm(bias.reshape(-1), x[0], stacked.T)
     return y.unflatten(1, (classes, out)).transpose(0, 1).contiguous()
 
 
@@ -343,12 +354,20 @@ def backward(nets: Stack, tape: Tape, dy: Tensor, grads: Stack) -> None:
         layer, grad = nets.hidden[k], grads.hidden[k]
         x, z, mean, rstd, norm, a = tape[k]
         da = _activate_backward(arch.activation, dx, a)
-        over = (1, 3) if conv else (1,)
-        torch.sum(da * norm, over, keepdim=True, out=grad.scale)
-        torch.sum(da, over, keepdim=True, out=grad.shift)
-        dz = torch.ops.aten.native_layer_norm_backward(
-            da * layer.scale, z, z.shape[-1:], mean, rstd, None, None, [True, False, False]
-        )[0]
+        if conv or len(z) > 1:
+            over = (1, 3) if conv else (1,)
+            torch.sum(da * norm, over, keepdim=True, out=grad.scale)
+            torch.sum(da, over, keepdim=True, out=grad.shift)
+            dz = torch.ops.aten.native_layer_norm_backward(
+                da * layer.scale, z, z.shape[-1:], mean, rstd, None, None, [True, False, False]
+            )[0]
+        else:
+            scale, shift = layer.scale.view(-1), layer.shift.view(-1)
+            dz, dscale, dshift = torch.ops.aten.native_layer_norm_backward(
+                da, z, z.shape[-1:], mean, rstd, scale, shift, [True, True, True]
+            )
+            grad.scale.copy_(dscale)
+            grad.shift.copy_(dshift)
         if not conv:
             _multiply_backward(dz, x, grad.weight, grad.bias)
             dx = torch.bmm(dz, layer.weight) if k else dx
@@ -397,6 +416,9 @@ class Teacher:
         self.checksum = fingerprint(row)
         self._stack = Stack.over(architecture, row.to(device))
         self._recipe = (architecture, init, seed, device)
+        self._turned: Tensor | None = None  # weights by input, where inputs may be left out
+        if architecture.kind == "mlp" and device.type == "cpu":
+            self._turned = self._stack.hidden[0].turned[0].contiguous()
         self._fast = (
             architecture.kind == "conv"
             and architecture.hidden_layers == 1
@@ -415,9 +437,20 @@ class Teacher:
             rows = max(1, cached(x.device) // self.architecture.temporaries)
             out = x.new_empty(len(x), self.architecture.output_dim)
             for part, target in zip(x.split(rows), out.split(rows), strict=True):
-                y, _ = forward(self._stack, self.architecture.inputs(part).unsqueeze(0))
-                target.copy_(y[0])
+                inputs, stack = self.architecture.inputs(part), self._stack
+                if self._turned is not None:
+                    inputs, stack = self._without_zeros(inputs, self._turned)
+                target.copy_(forward(stack, inputs.unsqueeze(0))[0][0])
             return out
+
+    def _without_zeros(self, x: Tensor, turned: Tensor) -> tuple[Tensor, Stack]:
+        """Leave out inputs that are zero in all samples, such as the border of digits."""
+        active = x.any(0).nonzero().squeeze(1)
+        if len(active) > 0.8 * x.shape[1]:
+            return x, self._stack
+        first, *rest = self._stack.hidden
+        first = replace(first, turned=turned[active].unsqueeze(0))
+        return x[:, active], replace(self._stack, hidden=(first, *rest))
 
     def _conv(self, x: Tensor) -> Tensor:
         """One convolution, normalised, rectified and pooled without keeping the map.
@@ -527,8 +560,11 @@ class CustomTeacher:
                 f"teacher must map {len(x)} samples to outputs of shape ({len(x)}, "
                 f"{self.output_dim or 'd'}), but it returned shape {tuple(answer.shape)}"
             )
-        if not torch.isfinite(answer).all():
-            raise ValueError("teacher returned NaN or infinite outputs")
+        if not bool((answer.abs() <= LARGEST_OUTPUT).all()):
+            raise ValueError(
+                "teacher returned NaN or infinite outputs, or magnitudes above "
+                f"{LARGEST_OUTPUT:.0e}"
+            )
         return answer
 
 

@@ -16,6 +16,7 @@ the parameters of class c, a second and a third matrix the two moments of its Ad
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,7 +88,20 @@ class Students:
         self.start = draw(architecture, init, generator).to(device)
         self.steps: list[int] = []
         self._store = [self.start.new_empty(0, architecture.row) for _ in range(3)]
+        self._set_buffers()
+
+    def _set_buffers(self) -> None:
         self._gradient = torch.zeros_like(self.start)
+        self._gradients = Stack.over(self.architecture, self._gradient)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is written anew at every step."""
+        return {k: v for k, v in vars(self).items() if not k.startswith("_gradient")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make the buffers again: views would not stay views."""
+        vars(self).update(state)
+        self._set_buffers()
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -148,12 +162,14 @@ class Students:
     def _undisturbed(self, lesson: Lesson, batch_size: int) -> Tensor:
         """Train one student on the CPU with what suits its size.
 
-        oneDNN needs far longer to set up a small GELU than to compute it; and waiting for a
-        second thread, above all on a busy machine, longer than a small step takes.
+        oneDNN needs far longer to set up a small GELU than to compute it. Waiting for a second
+        thread, above all on a busy machine, can take longer than a small step; but giving
+        threads up and taking them back costs milliseconds, too much for a few steps.
         """
         onednn, threads = torch._C._get_mkldnn_enabled(), torch.get_num_threads()
         torch._C._set_mkldnn_enabled(False)
-        if self.architecture.row < THREADED and threads > 1:
+        small = self.architecture.row < THREADED and len(lesson.order) >= 8 * PREPARED
+        if small and threads > 1:
             torch.set_num_threads(1)
         try:
             return self.learn_one(lesson, batch_size)
@@ -166,7 +182,7 @@ class Students:
         """Train one student, batch by batch."""
         arch, slot = self.architecture, lesson.slot
         row, first, second = (part[slot : slot + 1] for part in self._store)
-        nets, grads = Stack.over(arch, row), Stack.over(arch, self._gradient)
+        nets, grads = Stack.over(arch, row), self._gradients
         rates = lesson.rates[::batch_size].tolist()
         counts = torch.arange(1.0, len(rates) + 1, device=row.device).add_(self.steps[slot])
         steps = iter(zip(counts.unbind(), rates, strict=True))
