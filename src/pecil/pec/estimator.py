@@ -329,12 +329,11 @@ class PEC(ErrorClassifier):
             for slot in reversed(range(known, len(self._labels))):
                 self._drop(slot)
             raise
-        for label, (order, _) in plans.items():
-            slot = self._slots[label]
-            self._seen[slot] += len(order)
-            if len(order):
-                self._remember(slot, totals[slot] / len(self._pairs))
-        self._name_classes()
+        for slot, errors in totals.items():
+            self._seen[slot] += len(errors)
+            self._remember(slot, errors / len(self._pairs))
+        if len(self._labels) > known:
+            self._name_classes()
         return self
 
     def _lessons(

@@ -34,6 +34,10 @@ CPU_CACHED, CPU_MOST, GPU_MOST = 2**21, 2**24, 2**26  # floats that one temporar
 
 Tape = list[tuple[Tensor, ...]]
 
+_gelu_backward = torch.ops.aten.gelu_backward.default
+_threshold_backward = torch.ops.aten.threshold_backward.default
+_layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -208,15 +212,15 @@ def _pooling(shape: tuple[int, ...], cells: tuple[int, int], device: torch.devic
 
 def _activate(name: str, a: Tensor) -> Tensor:
     if name == "gelu":
-        return torch.ops.aten.gelu(a)
+        return F.gelu(a)
     return torch.relu(a) if name == "relu" else a
 
 
 def _activate_backward(name: str, dh: Tensor, a: Tensor) -> Tensor:
     if name == "gelu":
-        return torch.ops.aten.gelu_backward(dh, a)
+        return _gelu_backward(dh, a)
     if name == "relu":
-        return torch.ops.aten.threshold_backward(dh, a, 0.0)
+        return _threshold_backward(dh, a, 0.0)
     return dh
 
 
@@ -358,12 +362,12 @@ def backward(nets: Stack, tape: Tape, dy: Tensor, grads: Stack) -> None:
             over = (1, 3) if conv else (1,)
             torch.sum(da * norm, over, keepdim=True, out=grad.scale)
             torch.sum(da, over, keepdim=True, out=grad.shift)
-            dz = torch.ops.aten.native_layer_norm_backward(
+            dz = _layer_norm_backward(
                 da * layer.scale, z, z.shape[-1:], mean, rstd, None, None, [True, False, False]
             )[0]
         else:
             scale, shift = layer.scale.view(-1), layer.shift.view(-1)
-            dz, dscale, dshift = torch.ops.aten.native_layer_norm_backward(
+            dz, dscale, dshift = _layer_norm_backward(
                 da, z, z.shape[-1:], mean, rstd, scale, shift, [True, True, True]
             )
             grad.scale.copy_(dscale)
@@ -416,9 +420,10 @@ class Teacher:
         self.checksum = fingerprint(row)
         self._stack = Stack.over(architecture, row.to(device))
         self._recipe = (architecture, init, seed, device)
-        self._turned: Tensor | None = None  # weights by input, where inputs may be left out
+        self._by_input: Tensor | None = None  # first weights (fan_in, w), and room for some
         if architecture.kind == "mlp" and device.type == "cpu":
-            self._turned = self._stack.hidden[0].turned[0].contiguous()
+            self._by_input = self._stack.hidden[0].turned[0].contiguous()
+            self._room = torch.empty_like(self._by_input)
         self._fast = (
             architecture.kind == "conv"
             and architecture.hidden_layers == 1
@@ -438,19 +443,20 @@ class Teacher:
             out = x.new_empty(len(x), self.architecture.output_dim)
             for part, target in zip(x.split(rows), out.split(rows), strict=True):
                 inputs, stack = self.architecture.inputs(part), self._stack
-                if self._turned is not None:
-                    inputs, stack = self._without_zeros(inputs, self._turned)
+                if self._by_input is not None:
+                    inputs, stack = self._without_zeros(inputs, self._by_input)
                 target.copy_(forward(stack, inputs.unsqueeze(0))[0][0])
             return out
 
-    def _without_zeros(self, x: Tensor, turned: Tensor) -> tuple[Tensor, Stack]:
+    def _without_zeros(self, x: Tensor, by_input: Tensor) -> tuple[Tensor, Stack]:
         """Leave out inputs that are zero in all samples, such as the border of digits."""
         active = x.any(0).nonzero().squeeze(1)
         if len(active) > 0.8 * x.shape[1]:
             return x, self._stack
         first, *rest = self._stack.hidden
-        first = replace(first, turned=turned[active].unsqueeze(0))
-        return x[:, active], replace(self._stack, hidden=(first, *rest))
+        kept = torch.index_select(by_input, 0, active, out=self._room[: len(active)])
+        first = replace(first, turned=kept.unsqueeze(0))
+        return x.index_select(1, active), replace(self._stack, hidden=(first, *rest))
 
     def _conv(self, x: Tensor) -> Tensor:
         """One convolution, normalised, rectified and pooled without keeping the map.
