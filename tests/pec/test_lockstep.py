@@ -28,7 +28,7 @@ def taught(arch, sizes, batch_size, learn, epochs=1):
         x = torch.randn(n, *arch.input_shape, generator=generator)
         target = torch.randn(n, arch.output_dim, generator=generator)
         order = torch.randperm(n, generator=generator).repeat(epochs)
-        rates = 0.01 * (1 - torch.arange(len(order), dtype=torch.float64) / len(order))
+        rates = [0.01 * (1 - t / len(order)) for t in range(len(order))]
         lessons.append(Lesson(slot, x, target, order, rates))
     with torch.no_grad():
         return students, learn(students, lessons, batch_size)

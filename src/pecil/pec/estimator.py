@@ -272,7 +272,7 @@ class PEC(ErrorClassifier):
                 setattr(self, name, value)
             raise
 
-    def _plan(self, n: int, cut: int | None) -> tuple[Tensor, Tensor]:
+    def _plan(self, n: int, cut: int | None) -> tuple[Tensor, list[float]]:
         """Order and learning rates of a class of n samples in ``fit``.
 
         The shuffling depends on the seed and on n alone: not on the class or its company.
@@ -286,14 +286,14 @@ class PEC(ErrorClassifier):
             order = torch.randperm(n, generator=generator) if self.shuffle else torch.arange(n)
             passes.append(order[:cut])
         order = torch.cat(passes)[:length]
-        return order, self._rates(torch.arange(length), length)
+        return order, self._rates(0, length, length)
 
-    def _continued(self, label: Any, n: int) -> tuple[Tensor, Tensor]:
+    def _continued(self, label: Any, n: int) -> tuple[Tensor, list[float]]:
         """Order and learning rates of the next n samples of a class in ``partial_fit``."""
         seen = self._seen[self._slots[label]] if label in self._slots else 0
         if self.equal_budgets is not False:
             n = max(0, min(n, self.equal_budgets * self.batch_size - seen))
-        return torch.arange(n), self._rates(torch.arange(seen, seen + n), self._awaited(label))
+        return torch.arange(n), self._rates(seen, n, self._awaited(label))
 
     def _awaited(self, label: Any) -> int | None:
         """Return the samples over which a class's learning rate falls, if they are known."""
@@ -301,17 +301,18 @@ class PEC(ErrorClassifier):
         expected = given.get(label) if isinstance(given, Mapping) else given
         return self._expected.get(label, expected)
 
-    def _rates(self, seen: Tensor, expected: int | None) -> Tensor:
+    def _rates(self, seen: int, n: int, expected: int | None) -> list[float]:
+        """Return the learning rates of a class's next n samples."""
         if self.schedule == "constant" or expected is None:
-            return torch.full((len(seen),), self.lr, dtype=torch.float64)
-        left = 1 - seen.double() / expected
-        return self.lr * torch.where(seen < expected, left, AFTER)
+            return [float(self.lr)] * n
+        left = (1 - t / expected if t < expected else AFTER for t in range(seen, seen + n))
+        return [float(self.lr) * share for share in left]
 
     def _learn(
         self,
         raw: Any,
         groups: dict[Any, NDArray[np.intp]],
-        plans: dict[Any, tuple[Tensor, Tensor]],
+        plans: dict[Any, tuple[Tensor, list[float]]],
     ) -> Self:
         known = len(self._labels)
         for label in groups:
@@ -341,7 +342,7 @@ class PEC(ErrorClassifier):
         pair: Pair,
         raw: Any,
         groups: dict[Any, NDArray[np.intp]],
-        plans: dict[Any, tuple[Tensor, Tensor]],
+        plans: dict[Any, tuple[Tensor, list[float]]],
     ) -> Iterator[Lesson]:
         """Make each class's lesson when it is asked for: one at a time is in memory.
 

@@ -85,7 +85,7 @@ class _Run:
             index[:n, c] = lesson.order[: n * batch_size].view(n, batch_size) + offset
             offset += len(lesson.x)
             count = torch.arange(1, n + 1, dtype=torch.float64) + students.steps[lesson.slot]
-            rates = lesson.rates[: n * batch_size : batch_size].double()
+            rates = torch.tensor(lesson.rates[: n * batch_size : batch_size], dtype=torch.float64)
             table[0, :n, c, 0] = 1 - BETA1
             table[1, :n, c, 0] = 1 - BETA2
             table[2, :n, c, 0] = -rates / (1 - BETA1**count)

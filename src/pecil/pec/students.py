@@ -50,7 +50,7 @@ class Lesson:
         Teacher's outputs (n, d).
     order : Tensor
         Indices into ``x`` in the order of learning; an index may come more than once.
-    rates : Tensor
+    rates : list of float
         Learning rate at each position of ``order``; a batch uses that of its first sample.
     """
 
@@ -58,7 +58,7 @@ class Lesson:
     x: Tensor
     target: Tensor
     order: Tensor
-    rates: Tensor
+    rates: list[float]
 
 
 class Students:
@@ -93,10 +93,12 @@ class Students:
     def _set_buffers(self) -> None:
         self._gradient = torch.zeros_like(self.start)
         self._gradients = Stack.over(self.architecture, self._gradient)
+        self._networks: dict[int, Stack] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is written anew at every step."""
-        return {k: v for k, v in vars(self).items() if not k.startswith("_gradient")}
+        """Leave out buffers and views."""
+        left_out = ("_gradient", "_gradients", "_networks")
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make the buffers again: views would not stay views."""
@@ -136,12 +138,14 @@ class Students:
                 old[: len(self)] = self._store[k][: len(self)]
                 self._store[k] = old
             old[len(self) : count] = new
+        self._networks.clear()
         self.steps.extend(steps or [0] * len(rows))
 
     def remove(self, slot: int) -> None:
         """Delete a student; those behind it move up."""
         keep = [k for k in range(len(self)) if k != slot]
         self._store = [part[keep] for part in self._store]
+        self._networks.clear()
         del self.steps[slot]
 
     def learn(self, lessons: Iterable[Lesson], batch_size: int = 1) -> list[tuple[int, Tensor]]:
@@ -178,12 +182,18 @@ class Students:
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
 
+    def _network(self, slot: int) -> Stack:
+        """Return a student as a stack of one, made once for a stream of single samples."""
+        if slot not in self._networks:
+            self._networks[slot] = Stack.over(self.architecture, self.rows[slot : slot + 1])
+        return self._networks[slot]
+
     def learn_one(self, lesson: Lesson, batch_size: int) -> Tensor:
         """Train one student, batch by batch."""
         arch, slot = self.architecture, lesson.slot
         row, first, second = (part[slot : slot + 1] for part in self._store)
-        nets, grads = Stack.over(arch, row), self._gradients
-        rates = lesson.rates[::batch_size].tolist()
+        nets, grads = self._network(slot), self._gradients
+        rates = lesson.rates[::batch_size]
         counts = torch.arange(1.0, len(rates) + 1, device=row.device).add_(self.steps[slot])
         steps = iter(zip(counts.unbind(), rates, strict=True))
         losses = []
