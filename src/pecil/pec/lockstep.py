@@ -1,14 +1,18 @@
-"""Students in lockstep on a GPU: every class takes its k-th step at the same time.
+"""Students in lockstep: every class takes its k-th step at the same time.
 
 Students do not depend on each other, so training them side by side, each on its own
-samples in its own order, gives what training them one by one gives. A step is captured
-once as a CUDA graph and replayed; which samples, which learning rate and which step count
-each class has at step t is looked up in tables on the device, so that nothing is sent while
-it runs. A class without samples left stands still: its rates in the tables are zero.
+samples in its own order, gives what training them one by one gives, in fewer and larger
+operations. What a student becomes does not depend on its company, to the last bit.
 
-What a student becomes does not depend on its company, to the last bit. The library's batched
-products round differently for batches of different size, so a batch always has ten
-students: more classes go ten by ten, fewer are filled up with copies that nobody trains.
+On a GPU a step is captured once as a CUDA graph and replayed; which samples, which learning
+rate and which step count each class has at step t is looked up in tables on the device, so
+that nothing is sent while it runs. A class without samples left stands still: its rates in
+the tables are zero. The library's batched products round differently for batches of different
+size, so a batch always has ten students: more classes go ten by ten, fewer are filled up with
+copies that nobody trains.
+
+On a CPU small students go together, each as if it were apart (:attr:`Stack.apart`): the cost
+of a step lies in calling operations, not in their arithmetic.
 """
 
 from collections.abc import Callable, Sequence

@@ -29,6 +29,7 @@ ACTIVATIONS = ("gelu", "relu", "identity")
 INITS = ("kaiming", "xavier", "uniform0.001", "uniform0.01", "uniform0.1")
 EPS = 1e-5  # of both normalisations, as in PyTorch
 LARGEST_OUTPUT = 1e8  # of a teacher: squares of squares must stay within float32
+FULL = 32  # floats: two vectors of 512 bits, what a loop over them takes at a time
 ALIGN = 16  # floats: every parameter of a row starts on a 64-byte border
 CPU_CACHED, CPU_MOST, GPU_MOST = 2**21, 2**24, 2**26  # floats that one temporary may hold
 
@@ -210,14 +211,22 @@ def _pooling(shape: tuple[int, ...], cells: tuple[int, int], device: torch.devic
     return torch.kron(*sides).to(device)
 
 
-def _activate(name: str, a: Tensor) -> Tensor:
+def _activate(name: str, a: Tensor, apart: bool = False) -> Tensor:
     if name == "gelu":
-        return F.gelu(a)
+        return F.gelu(_in_full(a))[..., : a.shape[-1]] if apart else F.gelu(a)
     return torch.relu(a) if name == "relu" else a
 
 
-def _activate_backward(name: str, dh: Tensor, a: Tensor) -> Tensor:
+def _in_full(a: Tensor) -> Tensor:
+    """Fill rows up so that each is computed in whole vectors, none in a remainder."""
+    width = a.shape[-1]
+    return a if width % FULL == 0 else F.pad(a, (0, FULL - width % FULL))
+
+
+def _activate_backward(name: str, dh: Tensor, a: Tensor, apart: bool = False) -> Tensor:
     if name == "gelu":
+        if apart:
+            return _gelu_backward(_in_full(dh), _in_full(a))[..., : a.shape[-1]]
         return _gelu_backward(dh, a)
     if name == "relu":
         return _threshold_backward(dh, a, 0.0)
@@ -247,9 +256,12 @@ class Stack:
     weight: Tensor  # of the output layer, (C, d, fan_in)
     turned: Tensor  # (C, fan_in, d)
     bias: Tensor  # (C, 1, d)
+    apart: bool = False
+    """Whether a network's numbers may not depend, to the last bit, on its place in the stack.
+    The library's batched products and vectorised functions do on a CPU."""
 
     @classmethod
-    def over(cls, arch: Architecture, rows: Tensor) -> "Stack":
+    def over(cls, arch: Architecture, rows: Tensor, apart: bool = False) -> "Stack":
         """View flat rows, or rows of gradients, as a stack of networks."""
         p = arch.views(rows)
         ones = (1,) if arch.kind == "conv" else ()
@@ -264,7 +276,8 @@ class Stack:
             for k in range(0 if arch.kind == "linear" else arch.hidden_layers)
         )
         weight = p["out.weight"]
-        return cls(arch, hidden, weight, weight.transpose(1, 2), p["out.bias"].unsqueeze(1))
+        bias = p["out.bias"].unsqueeze(1)
+        return cls(arch, hidden, weight, weight.transpose(1, 2), bias, apart)
 
 
 def forward(nets: Stack, x: Tensor) -> tuple[Tensor, Tape]:
@@ -289,8 +302,8 @@ def forward(nets: Stack, x: Tensor) -> tuple[Tensor, Tape]:
     for k, layer in enumerate(nets.hidden):
         if conv and k:
             x = _patches(arch, x)
-        z = _convolve(layer, x) if conv else _multiply(layer.turned, layer.bias, x)
-        if conv or len(z) > 1:
+        z = _convolve(layer, x) if conv else _multiply(layer, x, nets.apart)
+        if conv or nets.apart or len(z) > 1:
             norm, mean, rstd = torch.native_layer_norm(z, z.shape[-1:], None, None, EPS)
             a = torch.addcmul(layer.shift, norm, layer.scale)
         else:  # a single network's affine map can be done in the same go
@@ -298,16 +311,19 @@ def forward(nets: Stack, x: Tensor) -> tuple[Tensor, Tape]:
             a, mean, rstd = torch.native_layer_norm(z, z.shape[-1:], scale, shift, EPS)
             norm = a
         tape.append((x, z, mean, rstd, norm, a))
-        x = _activate(arch.activation, a)
+        x = _activate(arch.activation, a, nets.apart)
     if conv:
         x = _each(x, _pooling(arch.input_shape[1:], (arch.pool, arch.pool), x.device)).flatten(2)
     tape.append((x,))
-    return _multiply(nets.turned, nets.bias, x), tape
+    return _multiply(nets, x, nets.apart), tape
 
 
-def _multiply(turned: Tensor, bias: Tensor, x: Tensor) -> Tensor:
-    """Return x Wᵀ + b, (C, n, out), of Wᵀ (C, in, out) and inputs (C, n, in) or (1, n, in)."""
+def _multiply(layer: Layer | Stack, x: Tensor, apart: bool) -> Tensor:
+    """Return x Wᵀ + b, (C, n, out), of inputs (C, n, in) or (1, n, in)."""
+    turned, bias = layer.turned, layer.bias
     classes, _, out = turned.shape
+    if apart:  # one sample a network
+        return (layer.weight * x).sum(2).unsqueeze(1).add_(bias)
     if len(x) == classes:
         return torch.baddbmm(bias, x, turned)
     stacked = turned.transpose(1, 2).reshape(classes * out, -1)
@@ -350,15 +366,15 @@ def backward(nets: Stack, tape: Tape, dy: Tensor, grads: Stack) -> None:
     _multiply_backward(dy, x, grads.weight, grads.bias)
     if not nets.hidden:
         return
-    dx = torch.bmm(dy, nets.weight)  # (C, n, fan_in)
+    dx = _turn_back(nets, dy, nets.apart)  # (C, n, fan_in)
     if conv:
         pooling = _pooling(arch.input_shape[1:], (arch.pool, arch.pool), x.device)
         dx = _each(dx.unflatten(-1, (arch.width, -1)), pooling.T)
     for k in reversed(range(len(nets.hidden))):
         layer, grad = nets.hidden[k], grads.hidden[k]
         x, z, mean, rstd, norm, a = tape[k]
-        da = _activate_backward(arch.activation, dx, a)
-        if conv or len(z) > 1:
+        da = _activate_backward(arch.activation, dx, a, nets.apart)
+        if conv or nets.apart or len(z) > 1:
             over = (1, 3) if conv else (1,)
             torch.sum(da * norm, over, keepdim=True, out=grad.scale)
             torch.sum(da, over, keepdim=True, out=grad.shift)
@@ -374,13 +390,20 @@ def backward(nets: Stack, tape: Tape, dy: Tensor, grads: Stack) -> None:
             grad.shift.copy_(dshift)
         if not conv:
             _multiply_backward(dz, x, grad.weight, grad.bias)
-            dx = torch.bmm(dz, layer.weight) if k else dx
+            dx = _turn_back(layer, dz, nets.apart) if k else dx
             continue
         torch.sum(dz @ x.transpose(2, 3), 1, out=grad.weight)
         if k:
             patches = (layer.weight.transpose(1, 2).unsqueeze(1) @ dz).flatten(0, 1)
             maps = F.fold(patches, arch.input_shape[1:], 3, padding=1)
             dx = maps.flatten(2).unflatten(0, dz.shape[:2])
+
+
+def _turn_back(layer: Layer | Stack, dy: Tensor, apart: bool) -> Tensor:
+    """Return the gradient of x, (C, n, in), for y = x Wᵀ + b."""
+    if apart:
+        return (layer.weight * dy.transpose(1, 2)).sum(1, keepdim=True)
+    return torch.bmm(dy, layer.weight)
 
 
 def _multiply_backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> None:
