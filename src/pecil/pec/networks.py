@@ -31,7 +31,7 @@ EPS = 1e-5  # of both normalisations, as in PyTorch
 LARGEST_OUTPUT = 1e8  # of a teacher: squares of squares must stay within float32
 FULL = 32  # floats: two vectors of 512 bits, what a loop over them takes at a time
 ALIGN = 16  # floats: every parameter of a row starts on a 64-byte border
-CPU_CACHED, CPU_MOST, GPU_MOST = 2**21, 2**24, 2**26  # floats that one temporary may hold
+CPU_CACHED, CPU_MOST, GPU_MOST = 2**22, 2**24, 2**26  # floats that one temporary may hold
 
 Tape = list[tuple[Tensor, ...]]
 
@@ -443,6 +443,7 @@ class Teacher:
         self.checksum = fingerprint(row)
         self._stack = Stack.over(architecture, row.to(device))
         self._recipe = (architecture, init, seed, device)
+        self._rectify = architecture.activation == "relu"
         self._by_input: Tensor | None = None  # first weights (fan_in, w), and room for some
         if architecture.kind == "mlp" and device.type == "cpu":
             self._by_input = self._stack.hidden[0].turned[0].contiguous()
@@ -491,50 +492,55 @@ class Teacher:
         """
         arch, weight = self.architecture, self._stack.hidden[0].weight[0]
         flat = weight.T.contiguous()  # (9c, w)
-        out = x.new_empty(len(x), arch.output_dim)
         cpu = x.device.type == "cpu"
         held = max(9 * arch.n_features, arch.width * arch.pool**2)  # patches, pooled maps
-        rows = max(1, min(64 if cpu else 256, most(x.device) // held))
+        rows = max(1, min(64 if cpu else 256, most(x.device) // held, len(x)))
+        pooled = x.new_empty(rows, arch.pool**2, arch.width)  # used again and again: fresh
+        features = x.new_empty(rows, arch.width, arch.pool**2)  # memory is slow at first
+        out = x.new_empty(len(x), arch.output_dim)
         for part, target in zip(x.split(rows), out.split(rows), strict=True):
+            n = len(part)
             patches = arch.inputs(part).transpose(1, 2).contiguous()  # (n, positions, 9c)
             patches -= patches.mean(1, keepdim=True)
             cov = patches.transpose(1, 2) @ patches / patches.shape[1]
             variance = ((weight @ cov) * weight).sum(-1).clamp_(min=0)  # (n, w)
-            pooled = self._pooled(patches, flat, cpu)  # (n, r², w)
-            pooled *= (variance + EPS).rsqrt_().unsqueeze(1)
-            features = pooled.transpose(1, 2).reshape(len(part), -1)
-            torch.addmm(self._stack.bias[0], features, self._stack.weight[0].T, out=target)
+            (self._pool_in_cache if cpu else self._pool)(patches, flat, pooled[:n])
+            scale = (variance + EPS).rsqrt_().unsqueeze(2)
+            torch.mul(pooled[:n].transpose(1, 2), scale, out=features[:n])
+            torch.addmm(
+                self._stack.bias[0], features[:n].flatten(1), self._stack.weight[0].T, out=target
+            )
         return out
 
-    def _pooled(self, patches: Tensor, weight: Tensor, cpu: bool) -> Tensor:
-        """Return the pooled (and rectified) maps patches·weight: (n, r², w)."""
+    def _pool(self, patches: Tensor, weight: Tensor, pooled: Tensor) -> None:
+        """Write the pooled (and rectified) maps patches·weight into ``pooled``, (n, r², w)."""
         arch = self.architecture
-        rectify = arch.activation == "relu"
+        cells = _pooling(arch.input_shape[1:], (arch.pool, arch.pool), patches.device).T
+        images = max(1, GPU_MOST // arch.temporaries)
+        for part, target in zip(patches.split(images), pooled.split(images), strict=True):
+            maps = part @ weight
+            torch.matmul(cells, maps.relu_() if self._rectify else maps, out=target)
+
+    def _pool_in_cache(self, patches: Tensor, weight: Tensor, pooled: Tensor) -> None:
+        """Do the same in pieces that stay in a CPU's cache: rows of the grid, then columns."""
+        arch = self.architecture
         height, width = arch.input_shape[1:]
-        if not cpu:
-            cells = _pooling((height, width), (arch.pool, arch.pool), patches.device).T
-            pooled = patches.new_empty(len(patches), arch.pool**2, arch.width)
-            images = max(1, GPU_MOST // arch.temporaries)
-            for part, target in zip(patches.split(images), pooled.split(images), strict=True):
-                maps = part @ weight
-                torch.matmul(cells, maps.relu_() if rectify else maps, out=target)
-            return pooled
         rows = _windows(height, arch.pool)
-        averaging = _pooling((1, width), (1, arch.pool), patches.device).T  # (r, width)
-        pooled = patches.new_empty(len(patches), arch.pool, arch.pool, arch.width)
+        lengths = torch.tensor([bottom - top for top, bottom in rows]).view(-1, 1, 1)
+        averaging = _pooling((1, width), (1, arch.pool), patches.device).T / lengths
         channels = max(ALIGN, CPU_CACHED // 2 // (height * width) // ALIGN * ALIGN)
+        grid = pooled.unflatten(1, (arch.pool, arch.pool))
         for start in range(0, arch.width, channels):
             part = weight[:, start : start + channels].contiguous()
             maps = patches.new_empty(height, width, part.shape[1])
             strips = patches.new_empty(arch.pool, width, part.shape[1])
-            for image, target in zip(patches, pooled, strict=True):
+            for image, target in zip(patches, grid, strict=True):
                 torch.mm(image, part, out=maps.view(height * width, -1))
-                if rectify:
+                if self._rectify:
                     maps.relu_()
                 for strip, (top, bottom) in zip(strips, rows, strict=True):
-                    torch.mean(maps[top:bottom], 0, out=strip)
-                target[..., start : start + channels] = averaging @ strips
-        return pooled.flatten(1, 2)
+                    torch.sum(maps[top:bottom], 0, out=strip)
+                target[..., start : start + channels] = torch.bmm(averaging, strips)
 
 
 def _windows(length: int, side: int) -> list[tuple[int, int]]:
