@@ -11,8 +11,7 @@ the tables are zero. The library's batched products round differently for batche
 size, so a batch always has ten students: more classes go ten by ten, fewer are filled up with
 copies that nobody trains.
 
-On a CPU small students go together, each as if it were apart (:attr:`Stack.apart`): the cost
-of a step lies in calling operations, not in their arithmetic.
+A CPU has a way of its own: :meth:`pecil.pec.students.Students.learn`.
 """
 
 from collections.abc import Callable, Sequence

@@ -77,8 +77,8 @@ class Students:
 
     Attributes
     ----------
-    rows, first, second : Tensor
-        Parameters and the two moments of Adam, (number of classes, row).
+    start : Tensor
+        Where every student starts, (1, row).
     steps : list of int
         Adam steps taken by each student.
     """
