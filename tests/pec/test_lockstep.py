@@ -89,3 +89,31 @@ def test_learning_goes_on_where_it_stopped():
     whole, _ = taught(arch, (100, 120), 1, lockstep.learn)
     assert parts.steps == whole.steps
     torch.testing.assert_close(parts.rows, whole.rows, atol=1e-6, rtol=1e-5)
+
+
+def test_a_few_samples_are_learned_without_set_up(monkeypatch):
+    """Giving up threads and taking them back costs more than a few steps do."""
+    set_up = []
+    monkeypatch.setattr(Students, "_learn_together", lambda self, group: set_up.append(group))
+    students, errors = taught(ARCHITECTURES["mlp"], (1, 3), 1, Students.learn)
+    assert [slot for slot, _ in errors] == [0, 1]
+    assert students.steps == [1, 3]
+    assert not set_up
+
+
+def test_an_interrupt_leaves_students_as_they_were(monkeypatch):
+    steps = Students._side_by_side
+
+    def interrupted(self, lessons, span, *more):
+        if span.start:
+            raise KeyboardInterrupt
+        return steps(self, lessons, span, *more)
+
+    def learn(students, lessons, batch_size):
+        with pytest.raises(KeyboardInterrupt):
+            students.learn(lessons, batch_size)
+
+    monkeypatch.setattr(Students, "_side_by_side", interrupted)
+    students, _ = taught(ARCHITECTURES["mlp"], (200, 220), 1, learn)
+    assert students.steps == [0, 0]
+    assert torch.equal(students.rows, students.start.expand(2, -1))

@@ -16,22 +16,18 @@ A CPU has a way of its own: :meth:`pecil.pec.students.Students.learn`.
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from pecil.pec.networks import Stack, backward, forward
+from pecil.pec.students import ADAM_EPS, BETA1, BETA2, TOGETHER, Lesson, Students
 
-if TYPE_CHECKING:
-    from pecil.pec.students import Lesson, Students
-
-TOGETHER = 10
 WORTH = 32  # steps from which on capturing a graph pays
 
 
 def learn(
-    students: "Students", lessons: Sequence["Lesson"], batch_size: int
+    students: Students, lessons: Sequence[Lesson], batch_size: int
 ) -> list[tuple[int, Tensor]]:
     """Train the students of ``lessons``; see :meth:`pecil.pec.students.Students.learn`."""
     losses: dict[int, list[Tensor]] = {lesson.slot: [] for lesson in lessons}
@@ -47,7 +43,7 @@ def learn(
         whole = len(lesson.order) // batch_size * batch_size
         start = whole if whole // batch_size >= WORTH else 0
         if start < len(lesson.order):  # a last, partial batch or a short lesson
-            rest = type(lesson)(
+            rest = Lesson(
                 lesson.slot, lesson.x, lesson.target, lesson.order[start:], lesson.rates[start:]
             )
             losses[lesson.slot].append(students.learn_one(rest, batch_size))
@@ -63,9 +59,7 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 class _Run:
     """One group of students, trained through all their whole batches."""
 
-    def __init__(self, students: "Students", lessons: Sequence["Lesson"], batch_size: int) -> None:
-        from pecil.pec.students import ADAM_EPS, BETA1, BETA2
-
+    def __init__(self, students: Students, lessons: Sequence[Lesson], batch_size: int) -> None:
         device, arch = students.start.device, students.architecture
         self.slots = [lesson.slot for lesson in lessons]
         self.arch, self.eps = arch, ADAM_EPS

@@ -35,7 +35,8 @@ from pecil.pec.networks import (
 BETA1, BETA2, ADAM_EPS = 0.9, 0.999, 1e-8  # Adam's defaults
 FLUSH_EVERY, TINY = 64, 1e-30  # moments below TINY are set to 0 before they turn denormal
 SMALL = 2**16  # numbers of a student below which calling operations costs more than they do
-LONG, TOGETHER = 128, 10  # steps from which on students are trained together; how many
+TOGETHER = 10  # students trained side by side
+LONG = 128  # steps from which on that pays on a CPU
 PREPARED = 64  # samples whose patches are laid out at a time
 
 
@@ -175,7 +176,7 @@ class Students:
                 if len(group) == TOGETHER:
                     learned += self._learn_together(group)
                     group = []
-            return learned + self._learn_together(group)
+            return learned + self._learn_together(group) if group else learned
 
     def _learn_together(self, lessons: list[Lesson]) -> list[tuple[int, Tensor]]:
         """Train small students side by side on the CPU, one sample a step each.
@@ -200,6 +201,8 @@ class Students:
                 start = stop
         for part, new in zip(self.parts, parts, strict=True):
             part[slots] = new
+        for lesson in lessons:
+            self.steps[lesson.slot] += len(lesson.order)
         return [(slot, torch.cat(loss)) for slot, loss in zip(slots, losses, strict=True)]
 
     def _side_by_side(
@@ -216,7 +219,7 @@ class Students:
         targets = [e.target[order] for e, order in zip(lessons, orders, strict=True)]
         target = torch.stack(targets, 1).unsqueeze(2)  # (steps, k, 1, d)
         ahead = torch.arange(1.0, len(x) + 1)
-        done = [self.steps[lesson.slot] for lesson in lessons]
+        done = [self.steps[lesson.slot] + span.start for lesson in lessons]
         counts = [(ahead + steps).unbind() for steps in done]
         rates = [lesson.rates[span] for lesson in lessons]
         own = list(zip(*mine, strict=True))
@@ -230,8 +233,6 @@ class Students:
                 if (done[c] + t + 1) % FLUSH_EVERY == 0:
                     _flush(first)
                     _flush(second)
-        for lesson in lessons:
-            self.steps[lesson.slot] += len(x)
         return errors[:, :, 0].square_().mean(2).T
 
     def _network(self, slot: int) -> Stack:
