@@ -441,18 +441,29 @@ class Teacher:
         generator = torch.Generator().manual_seed(seed)
         row = draw(architecture, init, generator)
         self.checksum = fingerprint(row)
-        self._stack = Stack.over(architecture, row.to(device))
         self._recipe = (architecture, init, seed, device)
         self._rectify = architecture.activation == "relu"
-        self._by_input: Tensor | None = None  # first weights (fan_in, w), and room for some
-        if architecture.kind == "mlp" and device.type == "cpu":
-            self._by_input = self._stack.hidden[0].turned[0].contiguous()
-            self._room = torch.empty_like(self._by_input)
         self._fast = (
             architecture.kind == "conv"
             and architecture.hidden_layers == 1
             and architecture.activation != "gelu"
         )
+        if self._fast:
+            self._keep_by_cell(row, device)
+            return
+        self._stack = Stack.over(architecture, row.to(device))
+        self._by_input: Tensor | None = None  # first weights (fan_in, w), and room for some
+        if architecture.kind == "mlp" and device.type == "cpu":
+            self._by_input = self._stack.hidden[0].turned[0].contiguous()
+            self._room = torch.empty_like(self._by_input)
+
+    def _keep_by_cell(self, row: Tensor, device: torch.device) -> None:
+        """Keep a convolution's values, the output weights cell by cell as maps are pooled."""
+        arch, values = self.architecture, self.architecture.views(row)
+        out = values["out.weight"].view(arch.output_dim, arch.width, -1)  # the last axis: cells
+        self._out = out.to(device).transpose(1, 2).flatten(1).contiguous()  # (d, cells·w)
+        self._bias = values["out.bias"][0].to(device).clone()
+        self._filters = values["hidden0.weight"][0].to(device).clone()  # (w, 9c)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """Leave the drawn values out of pickles: a recipe makes them again."""
@@ -490,38 +501,39 @@ class Teacher:
         the pooling: it is applied to the small pooled map. The large map is made, rectified
         and pooled in pieces.
         """
-        arch, weight = self.architecture, self._stack.hidden[0].weight[0]
-        flat = weight.T.contiguous()  # (9c, w)
-        cpu = x.device.type == "cpu"
+        arch, cpu = self.architecture, x.device.type == "cpu"
         held = max(9 * arch.n_features, arch.width * arch.pool**2)  # patches, pooled maps
-        rows = max(1, min(64 if cpu else 256, most(x.device) // held, len(x)))
+        rows = max(1, min(128 if cpu else 256, most(x.device) // held, len(x)))
         pooled = x.new_empty(rows, arch.pool**2, arch.width)  # used again and again: fresh
-        features = x.new_empty(rows, arch.width, arch.pool**2)  # memory is slow at first
-        out = x.new_empty(len(x), arch.output_dim)
+        out = x.new_empty(len(x), arch.output_dim)  # memory is slow at first
         for part, target in zip(x.split(rows), out.split(rows), strict=True):
-            n = len(part)
+            maps = pooled[: len(part)]
             patches = arch.inputs(part).transpose(1, 2).contiguous()  # (n, positions, 9c)
             patches -= patches.mean(1, keepdim=True)
-            cov = patches.transpose(1, 2) @ patches / patches.shape[1]
-            variance = ((weight @ cov) * weight).sum(-1).clamp_(min=0)  # (n, w)
-            (self._pool_in_cache if cpu else self._pool)(patches, flat, pooled[:n])
-            scale = (variance + EPS).rsqrt_().unsqueeze(2)
-            torch.mul(pooled[:n].transpose(1, 2), scale, out=features[:n])
-            torch.addmm(
-                self._stack.bias[0], features[:n].flatten(1), self._stack.weight[0].T, out=target
-            )
+            (self._pool_in_cache if cpu else self._pool)(patches, maps)
+            maps *= (self._variances(patches) + EPS).rsqrt_().unsqueeze(1)
+            target.copy_(_linear(maps.flatten(1), self._out, self._bias))
         return out
 
-    def _pool(self, patches: Tensor, weight: Tensor, pooled: Tensor) -> None:
-        """Write the pooled (and rectified) maps patches·weight into ``pooled``, (n, r², w)."""
-        arch = self.architecture
+    def _variances(self, patches: Tensor) -> Tensor:
+        """Variance of every channel's map, (n, w), from the covariance of the patches."""
+        covariances = patches.transpose(1, 2) @ patches / patches.shape[1]
+        variances = patches.new_empty(len(patches), len(self._filters))
+        images = max(1, cached(patches.device) // 16 // self._filters.numel())
+        for some, part in zip(covariances.split(images), variances.split(images), strict=True):
+            torch.sum((self._filters @ some).mul_(self._filters), 2, out=part)
+        return variances.clamp_(min=0)
+
+    def _pool(self, patches: Tensor, pooled: Tensor) -> None:
+        """Write the pooled (and rectified) maps of the filters into ``pooled``, (n, r², w)."""
+        arch, filters = self.architecture, self._filters.T.contiguous()
         cells = _pooling(arch.input_shape[1:], (arch.pool, arch.pool), patches.device).T
         images = max(1, GPU_MOST // arch.temporaries)
         for part, target in zip(patches.split(images), pooled.split(images), strict=True):
-            maps = part @ weight
+            maps = part @ filters
             torch.matmul(cells, maps.relu_() if self._rectify else maps, out=target)
 
-    def _pool_in_cache(self, patches: Tensor, weight: Tensor, pooled: Tensor) -> None:
+    def _pool_in_cache(self, patches: Tensor, pooled: Tensor) -> None:
         """Do the same in pieces that stay in a CPU's cache: rows of the grid, then columns."""
         arch = self.architecture
         height, width = arch.input_shape[1:]
@@ -531,16 +543,22 @@ class Teacher:
         channels = max(ALIGN, CPU_CACHED // 2 // (height * width) // ALIGN * ALIGN)
         grid = pooled.unflatten(1, (arch.pool, arch.pool))
         for start in range(0, arch.width, channels):
-            part = weight[:, start : start + channels].contiguous()
-            maps = patches.new_empty(height, width, part.shape[1])
-            strips = patches.new_empty(arch.pool, width, part.shape[1])
+            filters = self._filters[start : start + channels]
+            strips = patches.new_empty(arch.pool, width, len(filters))
             for image, target in zip(patches, grid, strict=True):
-                torch.mm(image, part, out=maps.view(height * width, -1))
-                if self._rectify:
-                    maps.relu_()
+                maps = _linear(image, filters, None, self._rectify).view(height, width, -1)
                 for strip, (top, bottom) in zip(strips, rows, strict=True):
                     torch.sum(maps[top:bottom], 0, out=strip)
                 target[..., start : start + channels] = torch.bmm(averaging, strips)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, rectify: bool = False) -> Tensor:
+    """Return x Wᵀ + b, rectified or not: on a CPU by oneDNN, which is faster at large products."""
+    if x.device.type == "cpu" and torch.backends.mkldnn.is_available() and len(x) > 1:
+        after = "relu" if rectify else "none"
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, after, [], "")
+    y = F.linear(x, weight, bias)
+    return y.relu_() if rectify else y
 
 
 def _windows(length: int, side: int) -> list[tuple[int, int]]:
