@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pecil.pec.estimator import PEC
-    from pecil.pec.saving import ModelFileError
+    from pecil.pec.saving import ModelFileError, load
+    from pecil.pec.whitened import WhitenedPEC
 
-__all__ = ["PEC", "ModelFileError"]
+__all__ = ["PEC", "ModelFileError", "WhitenedPEC", "load"]
 __version__ = "0.1.0"
 
 
@@ -14,6 +15,7 @@ def __getattr__(name: str) -> Any:
     """Import torch and scikit-learn only when a model is asked for."""
     if name not in __all__:
         raise AttributeError(f"module 'pecil' has no attribute {name!r}")
-    from pecil.pec import estimator, saving
+    from pecil.pec import estimator, saving, whitened
 
-    return getattr(estimator if name == "PEC" else saving, name)
+    homes: dict[str, Any] = {"PEC": estimator, "WhitenedPEC": whitened}
+    return getattr(homes.get(name, saving), name)

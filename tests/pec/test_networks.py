@@ -41,10 +41,10 @@ all_networks = pytest.mark.parametrize(
 def double():
     """Compute in float64, in which a wrong gradient cannot hide behind rounding."""
     torch.set_default_dtype(torch.float64)
-    networks._pooling.cache_clear()
+    networks.pooling.cache_clear()
     yield
     torch.set_default_dtype(torch.float32)
-    networks._pooling.cache_clear()
+    networks.pooling.cache_clear()
 
 
 def plain(arch, row, x):
@@ -297,8 +297,8 @@ def test_scoring_needs_no_more_memory_than_stated(shape, n, classes, small, monk
 
 
 def test_pooling_large_images_needs_little_memory():
-    networks._pooling.cache_clear()
+    networks.pooling.cache_clear()
     with Largest() as largest:
-        pooling = networks._pooling((84, 84), (4, 4), CPU)
+        pooling = networks.pooling((84, 84), (4, 4), CPU)
     assert pooling.shape == (84 * 84, 16)
     assert largest.size <= 8 * 2**20

@@ -274,7 +274,7 @@ def test_a_teacher_of_another_shape_is_refused(small, clusters, file):
 
 
 def test_a_random_teacher_is_not_given(saved, file):
-    with pytest.raises(ModelFileError, match="trained with a random teacher: do not give another"):
+    with pytest.raises(ModelFileError, match="trained with teacher .random.: do not give another"):
         PEC.load(file, teacher=flatten)
 
 

@@ -1,16 +1,29 @@
 """What all error-based classifiers share: the smallest prediction error wins."""
 
+import contextlib
+import os
 from abc import abstractmethod
-from collections.abc import Hashable
-from typing import Any, Self
+from collections.abc import Callable, Hashable, Iterator
+from numbers import Integral
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
 
-from pecil.pec.inputs import check_labels, check_samples, in_order, label_array, plain
+from pecil.pec.inputs import (
+    check_labels,
+    check_samples,
+    check_statistics,
+    in_order,
+    label_array,
+    plain,
+    to_tensor,
+)
 
 NOTHING = type("Nothing", (), {"__repr__": lambda self: "<nothing>"})()
 RECENT = 256  # errors kept for each class, to tell the ordinary from the novel
@@ -23,15 +36,48 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
 
     A subclass writes :meth:`_class_errors`, keeps its classes in slots, in order of arrival,
     and tells of each new one (:meth:`_name_classes`) and of each learned sample's error
-    (:meth:`_remember`).
+    (:meth:`_remember`); for files, :meth:`_state` and :meth:`_set_state`.
     """
+
+    LASTING: ClassVar[tuple[str, ...]]
+    """Parameters that a model keeps as they were when it began to learn."""
 
     classes_: NDArray[Any]
     threshold_: float
+    input_shape_: tuple[int, ...]
+    n_features_in_: int
+    seed_: int
+    _statistics: tuple[NDArray[Any] | None, NDArray[Any] | None]
+    _settings: dict[str, Any]
 
     @abstractmethod
     def _class_errors(self, raw: Any) -> NDArray[np.float64]:
         """Return the error of each slot, (n, slots), for validated samples."""
+
+    @abstractmethod
+    def _check_parameters(self) -> None:
+        """Raise ValueError for parameters that make no sense."""
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Draw the teacher; no classes yet."""
+
+    @abstractmethod
+    def _drop(self, slot: int) -> None:
+        """Remove a class."""
+
+    @property
+    @abstractmethod
+    def _teachers(self) -> list[Any]:
+        """All teachers; each has a ``checksum``."""
+
+    @abstractmethod
+    def _state(self, optimizer: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return what a file must hold beside labels and parameters: plain values, tensors."""
+
+    @abstractmethod
+    def _set_state(self, values: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Take over what :meth:`_state` returned; labels are in place."""
 
     # ------------------------------------------------------------------ predictions
 
@@ -47,9 +93,12 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
         ndarray of shape (n, n_classes)
             Columns follow ``classes_``.
         """
+        return self._class_errors(self._checked(X))[:, self._columns]
+
+    def _checked(self, X: ArrayLike) -> Any:
+        """Validate samples to be scored."""
         check_is_fitted(self, "classes_")
-        raw = check_samples(self, X, reset=False, layout=self.channels)
-        return self._class_errors(raw)[:, self._columns]
+        return check_samples(self, X, reset=False, layout=self.channels)
 
     def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
         """Return the negative errors; larger means more likely.
@@ -143,6 +192,91 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
         share = ACCEPTED if quantile is None else quantile
         return float(np.quantile(np.concatenate(latest), share))
 
+    # ------------------------------------------------------------- forgetting, saving
+
+    def _forget(self, label: Any) -> None:
+        check_is_fitted(self, "classes_")
+        slot = self._slot_of(label)
+        if len(self._labels) == 1:
+            raise ValueError(f"cannot forget {label!r}: it is the only class of this model")
+        self._drop(slot)
+        self._name_classes()
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        device: str | torch.device = "auto",
+        teacher: Callable[[Tensor], Tensor] | None = None,
+    ) -> Self:
+        """Read a saved model; the teacher is drawn anew from its seed and checked.
+
+        Parameters
+        ----------
+        path : path-like
+        device : str or torch.device
+        teacher : callable, optional
+            The callable that the model was trained with, if it was one.
+        """
+        from pecil.pec.saving import load_as
+
+        return load_as(cls, path, device=device, teacher=teacher)
+
+    # ------------------------------------------------------------------------ set-up
+
+    @property
+    def device_(self) -> torch.device:
+        """Where the model lives."""
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(
+                f"device must be 'auto', 'cpu', 'cuda' or the like, but it is {self.device!r}"
+            ) from error
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"device is {self.device!r}, but there is no GPU that torch can use")
+        return device
+
+    def _set_up(self) -> None:
+        """Begin without classes: settle seed, statistics of the inputs, lasting parameters."""
+        self._statistics = (
+            check_statistics("mean", self.mean, self.input_shape_),
+            check_statistics("std", self.std, self.input_shape_),
+        )
+        if isinstance(self.random_state, Integral):
+            if self.random_state < 0:
+                raise ValueError(
+                    f"random_state must not be negative, but it is {self.random_state}"
+                )
+            self.seed_ = int(self.random_state)
+        else:
+            self.seed_ = int(check_random_state(self.random_state).randint(2**31))
+        self._reset_classes()
+        self._settings = {name: getattr(self, name) for name in self.LASTING}
+
+    def _seed(self, use: int, member: int) -> int:
+        words = np.random.SeedSequence([self.seed_, use, member]).generate_state(1, np.uint64)
+        return int(words[0] >> np.uint64(1))
+
+    def _tensor(self, raw: Any) -> Tensor:
+        return to_tensor(raw, self.device_, *self._statistics)
+
+    @contextlib.contextmanager
+    def _unchanged_on_error(self) -> Iterator[None]:
+        """Put everything back that a refused or interrupted call has set."""
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            for name in vars(self).keys() - before.keys():
+                delattr(self, name)
+            for name, value in before.items():
+                setattr(self, name, value)
+            raise
+
     # ----------------------------------------------------------------- slots, labels
 
     def _reset_classes(self) -> None:
@@ -194,3 +328,23 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
         """Samples learned of each class."""
         check_is_fitted(self, "classes_")
         return dict(zip(self._labels, self._seen, strict=True))
+
+
+def one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raise ValueError unless a parameter is one of the choices."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, but it is {value!r}")
+
+
+def count(name: str, value: Any) -> None:
+    """Raise ValueError unless a parameter is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, but it is {value!r}")
+
+
+def grouped(labels: list[Any]) -> dict[Any, NDArray[np.intp]]:
+    """Return the positions of each label, labels in order of first appearance."""
+    groups: dict[Any, list[int]] = {}
+    for position, label in enumerate(labels):
+        groups.setdefault(label, []).append(position)
+    return {label: np.asarray(at) for label, at in groups.items()}

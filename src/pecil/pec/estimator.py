@@ -7,22 +7,20 @@ teacher h, on samples of that class alone; the class whose student errs least wi
     predict  argmin_c  ‖g_θᶜ(x) − h(x)‖²
 """
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from pecil.pec.base import ErrorClassifier
-from pecil.pec.inputs import check_labels, check_samples, check_statistics, to_tensor
+from pecil.pec.base import ErrorClassifier, count, grouped, one_of
+from pecil.pec.inputs import check_labels, check_samples
 from pecil.pec.networks import (
     ACTIVATIONS,
     INITS,
@@ -42,10 +40,6 @@ DEFAULTS = {  # student width, teacher width as a multiple of it, outputs, poole
 AFTER = 0.01  # share of the learning rate once a class is past its expected samples
 SCORED = 4096  # samples that are on the device at a time while scoring
 TEACHER, STUDENT, ORDER = range(3)  # uses of the seed
-LASTING = (  # parameters that a model keeps as they were when it began to learn
-    *("architecture", "student_width", "teacher_width", "output_dim", "pool", "hidden_layers"),
-    *("activation", "init", "budget", "ensemble", "teacher", "mean", "std"),
-)
 
 
 @dataclass
@@ -205,12 +199,12 @@ class PEC(ErrorClassifier):
         self.random_state = random_state
         self.device = device
 
+    LASTING = (
+        *("architecture", "student_width", "teacher_width", "output_dim", "pool", "hidden_layers"),
+        *("activation", "init", "budget", "ensemble", "teacher", "mean", "std"),
+    )
     _pairs: list[Pair]
-    _statistics: tuple[NDArray[Any] | None, NDArray[Any] | None]
-    _settings: dict[str, Any]
     _expected: dict[Any, int]
-    input_shape_: tuple[int, ...]
-    n_features_in_: int
 
     # --------------------------------------------------------------------- learning
 
@@ -226,7 +220,7 @@ class PEC(ErrorClassifier):
         self._check_parameters()
         with self._unchanged_on_error():
             raw = check_samples(self, X, reset=True, layout=self.channels)
-            groups = _grouped(check_labels(y, len(raw)))
+            groups = grouped(check_labels(y, len(raw)))
             self._start()
             cut = min(map(len, groups.values())) if self.equal_budgets is True else None
             plans = {label: self._plan(len(at), cut) for label, at in groups.items()}
@@ -253,24 +247,11 @@ class PEC(ErrorClassifier):
             )
         with self._unchanged_on_error():
             raw = check_samples(self, X, reset=first, layout=self.channels)
-            groups = _grouped(check_labels(y, len(raw)))
+            groups = grouped(check_labels(y, len(raw)))
             if first:
                 self._start()
             plans = {label: self._continued(label, len(at)) for label, at in groups.items()}
             return self._learn(raw, groups, plans)
-
-    @contextlib.contextmanager
-    def _unchanged_on_error(self) -> Iterator[None]:
-        """Put everything back that a refused or interrupted call has set."""
-        before = dict(vars(self))
-        try:
-            yield
-        except BaseException:
-            for name in vars(self).keys() - before.keys():
-                delattr(self, name)
-            for name, value in before.items():
-                setattr(self, name, value)
-            raise
 
     def _plan(self, n: int, cut: int | None) -> tuple[Tensor, list[float]]:
         """Order and learning rates of a class of n samples in ``fit``.
@@ -378,9 +359,10 @@ class PEC(ErrorClassifier):
         other : PEC
             Fitted, with the same seed and settings, and with none of this model's classes.
         """
-        from pecil.pec.merging import check_mergeable
+        from pecil.pec.merging import check_apart, check_mergeable
 
         check_mergeable(self, other)
+        check_apart(self, other)
         for mine, theirs in zip(self._pairs, other._pairs, strict=True):
             students = theirs.students
             mine.students.add(students.rows, students.moments, students.steps)
@@ -399,12 +381,7 @@ class PEC(ErrorClassifier):
 
         A ``threshold_`` set by ``calibrate`` goes too, since it may rest on that class.
         """
-        check_is_fitted(self, "classes_")
-        slot = self._slot_of(label)
-        if len(self._labels) == 1:
-            raise ValueError(f"cannot forget {label!r}: it is the only class of this model")
-        self._drop(slot)
-        self._name_classes()
+        self._forget(label)
         return self
 
     def _drop(self, slot: int) -> None:
@@ -429,26 +406,32 @@ class PEC(ErrorClassifier):
 
         save(self, path, optimizer=optimizer)
 
-    @classmethod
-    def load(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        device: str | torch.device = "auto",
-        teacher: Callable[[Tensor], Tensor] | None = None,
-    ) -> "PEC":
-        """Read a saved model; the teacher is drawn anew from its seed and checked.
+    @property
+    def _teachers(self) -> list[Any]:
+        return [pair.teacher for pair in self._pairs]
 
-        Parameters
-        ----------
-        path : path-like
-        device : str or torch.device
-        teacher : callable, optional
-            The callable that the model was trained with, if it was one.
-        """
-        from pecil.pec.saving import load
+    def _state(self, optimizer: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        tensors: dict[str, Tensor] = {}
+        for k, pair in enumerate(self._pairs):
+            tensors[f"{k}.students"] = pair.students.rows
+            if optimizer:
+                tensors[f"{k}.first"], tensors[f"{k}.second"] = pair.students.moments
+        values = {
+            "expected": list(self._expected.items()),
+            "steps": [pair.students.steps for pair in self._pairs],
+        }
+        return values, tensors
 
-        return load(cls, path, device=device, teacher=teacher)
+    def _set_state(self, values: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        for k, pair in enumerate(self._pairs):
+            rows = tensors[f"{k}.students"].to(self.device_)
+            if f"{k}.first" in tensors:
+                names = (f"{k}.first", f"{k}.second")
+                moments = [tensors[name].to(self.device_) for name in names]
+                pair.students.add(rows, moments, values["steps"][k])
+            else:
+                pair.students.add(rows)
+        self._expected = dict(values["expected"])
 
     # ------------------------------------------------------------------------ set-up
 
@@ -463,44 +446,9 @@ class PEC(ErrorClassifier):
         """Trainable numbers of all classes."""
         return self.n_parameters_per_class_ * len(self._labels)
 
-    @property
-    def device_(self) -> torch.device:
-        """Where the model lives."""
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            device = torch.device(self.device)
-        except (RuntimeError, TypeError) as error:
-            raise ValueError(
-                f"device must be 'auto', 'cpu', 'cuda' or the like, but it is {self.device!r}"
-            ) from error
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError(f"device is {self.device!r}, but there is no GPU that torch can use")
-        return device
-
-    def _seed(self, use: int, member: int) -> int:
-        words = np.random.SeedSequence([self.seed_, use, member]).generate_state(1, np.uint64)
-        return int(words[0] >> np.uint64(1))
-
-    def _tensor(self, raw: Any) -> Tensor:
-        return to_tensor(raw, self._pairs[0].students.start.device, *self._statistics)
-
     def _start(self) -> None:
         """Draw teachers and the students' common starting point."""
-        self._statistics = (
-            check_statistics("mean", self.mean, self.input_shape_),
-            check_statistics("std", self.std, self.input_shape_),
-        )
-        if isinstance(self.random_state, Integral):
-            if self.random_state < 0:
-                raise ValueError(
-                    f"random_state must not be negative, but it is {self.random_state}"
-                )
-            self.seed_ = int(self.random_state)
-        else:
-            self.seed_ = int(check_random_state(self.random_state).randint(2**31))
-        self._reset_classes()
-        self._settings = {name: getattr(self, name) for name in LASTING}
+        self._set_up()
         self._expected = {}
         self._pairs = []
         for member in range(self.ensemble):
@@ -553,13 +501,13 @@ class PEC(ErrorClassifier):
         return architecture
 
     def _check_parameters(self) -> None:
-        _one_of("architecture", self.architecture, ("auto", *KINDS))
-        _one_of("activation", self.activation, ("auto", *ACTIVATIONS))
-        _one_of("init", self.init, INITS)
-        _one_of("schedule", self.schedule, ("linear", "constant"))
-        _one_of("channels", self.channels, ("auto", "first", "last"))
+        one_of("architecture", self.architecture, ("auto", *KINDS))
+        one_of("activation", self.activation, ("auto", *ACTIVATIONS))
+        one_of("init", self.init, INITS)
+        one_of("schedule", self.schedule, ("linear", "constant"))
+        one_of("channels", self.channels, ("auto", "first", "last"))
         if not callable(self.teacher):
-            _one_of("teacher", self.teacher, ("random",))
+            one_of("teacher", self.teacher, ("random",))
         _ = self.device_
         self._check_numbers()
         if self.budget is not None and self.output_dim is not None:
@@ -569,33 +517,15 @@ class PEC(ErrorClassifier):
 
     def _check_numbers(self) -> None:
         for name in ("hidden_layers", "ensemble", "batch_size", "epochs"):
-            _count(name, getattr(self, name))
+            count(name, getattr(self, name))
         for name in ("student_width", "teacher_width", "output_dim", "pool", "budget"):
             if getattr(self, name) is not None:
-                _count(name, getattr(self, name))
+                count(name, getattr(self, name))
         if not isinstance(self.equal_budgets, bool):
-            _count("equal_budgets", self.equal_budgets)
+            count("equal_budgets", self.equal_budgets)
         if not isinstance(self.lr, Real) or not 0 < self.lr < float("inf"):
             raise ValueError(f"lr must be a positive number, but it is {self.lr!r}")
         expected = self.expected_samples
         if expected is not None:
             for value in expected.values() if isinstance(expected, Mapping) else (expected,):
-                _count("expected_samples", value)
-
-
-def _one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, but it is {value!r}")
-
-
-def _count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, but it is {value!r}")
-
-
-def _grouped(labels: list[Any]) -> dict[Any, NDArray[np.intp]]:
-    """Return the positions of each label, labels in order of first appearance."""
-    groups: dict[Any, list[int]] = {}
-    for position, label in enumerate(labels):
-        groups.setdefault(label, []).append(position)
-    return {label: np.asarray(at) for label, at in groups.items()}
+                count("expected_samples", value)

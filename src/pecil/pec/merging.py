@@ -4,14 +4,16 @@ from typing import TYPE_CHECKING, Any
 
 from sklearn.utils.validation import check_is_fitted
 
+from pecil.pec.saving import alike
+
 if TYPE_CHECKING:
-    from pecil.pec.estimator import PEC
+    from pecil.pec.base import ErrorClassifier
 
 FREE = {"expected_samples", "random_state", "device", "channels", "epochs", "shuffle", "teacher"}
 
 
-def check_mergeable(model: "PEC", other: "PEC") -> None:
-    """Raise ValueError, with the reason, unless ``other``'s classes can join ``model``."""
+def check_mergeable(model: "ErrorClassifier", other: "ErrorClassifier") -> None:
+    """Raise ValueError, with the reason, unless two models had the same teacher and settings."""
     if type(other) is not type(model):
         raise ValueError(f"can only merge with a {type(model).__name__}, not {other!r}")
     check_is_fitted(model, "classes_")
@@ -20,10 +22,15 @@ def check_mergeable(model: "PEC", other: "PEC") -> None:
     mine, theirs = model.get_params(), other.get_params()
     for name in sorted(mine.keys() - FREE):
         _same(name, _plain(mine[name]), _plain(theirs[name]))
-    if model.teacher == "random":
+    if not callable(model.teacher):
         _same("seed", model.seed_, other.seed_)
-    for one, two in zip(model._pairs, other._pairs, strict=True):
-        _same("teacher checksum", one.teacher.checksum, two.teacher.checksum)
+    for one, two in zip(model._teachers, other._teachers, strict=True):
+        if not alike(one.checksum, two.checksum):
+            _same("teacher checksum", one.checksum, two.checksum)
+
+
+def check_apart(model: "ErrorClassifier", other: "ErrorClassifier") -> None:
+    """Raise ValueError if two models know the same class."""
     shared = [label for label in other._labels if label in model._slots]
     if shared:
         raise ValueError(

@@ -200,7 +200,7 @@ def _bound(architecture: Architecture, init: str, name: str, shape: tuple[int, .
 
 
 @cache
-def _pooling(shape: tuple[int, ...], cells: tuple[int, int], device: torch.device) -> Tensor:
+def pooling(shape: tuple[int, ...], cells: tuple[int, int], device: torch.device) -> Tensor:
     """Adaptive average pooling of maps (height, width) as a matrix (positions, cells)."""
     sides = []
     for length, count in zip(shape, cells, strict=True):
@@ -313,7 +313,7 @@ def forward(nets: Stack, x: Tensor) -> tuple[Tensor, Tape]:
         tape.append((x, z, mean, rstd, norm, a))
         x = _activate(arch.activation, a, nets.apart)
     if conv:
-        x = _each(x, _pooling(arch.input_shape[1:], (arch.pool, arch.pool), x.device)).flatten(2)
+        x = _each(x, pooling(arch.input_shape[1:], (arch.pool, arch.pool), x.device)).flatten(2)
     tape.append((x,))
     return _multiply(nets, x, nets.apart), tape
 
@@ -368,8 +368,8 @@ def backward(nets: Stack, tape: Tape, dy: Tensor, grads: Stack) -> None:
         return
     dx = _turn_back(nets, dy, nets.apart)  # (C, n, fan_in)
     if conv:
-        pooling = _pooling(arch.input_shape[1:], (arch.pool, arch.pool), x.device)
-        dx = _each(dx.unflatten(-1, (arch.width, -1)), pooling.T)
+        cells = pooling(arch.input_shape[1:], (arch.pool, arch.pool), x.device)
+        dx = _each(dx.unflatten(-1, (arch.width, -1)), cells.T)
     for k in reversed(range(len(nets.hidden))):
         layer, grad = nets.hidden[k], grads.hidden[k]
         x, z, mean, rstd, norm, a = tape[k]
@@ -527,7 +527,7 @@ class Teacher:
     def _pool(self, patches: Tensor, pooled: Tensor) -> None:
         """Write the pooled (and rectified) maps of the filters into ``pooled``, (n, r², w)."""
         arch, filters = self.architecture, self._filters.T.contiguous()
-        cells = _pooling(arch.input_shape[1:], (arch.pool, arch.pool), patches.device).T
+        cells = pooling(arch.input_shape[1:], (arch.pool, arch.pool), patches.device).T
         images = max(1, GPU_MOST // arch.temporaries)
         for part, target in zip(patches.split(images), pooled.split(images), strict=True):
             maps = part @ filters
@@ -539,7 +539,7 @@ class Teacher:
         height, width = arch.input_shape[1:]
         rows = _windows(height, arch.pool)
         lengths = torch.tensor([bottom - top for top, bottom in rows]).view(-1, 1, 1)
-        averaging = _pooling((1, width), (1, arch.pool), patches.device).T / lengths
+        averaging = pooling((1, width), (1, arch.pool), patches.device).T / lengths
         channels = max(ALIGN, CPU_CACHED // 2 // (height * width) // ALIGN * ALIGN)
         grid = pooled.unflatten(1, (arch.pool, arch.pool))
         for start in range(0, arch.width, channels):

@@ -5,6 +5,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,27 +16,27 @@ from torch import Tensor
 
 from pecil.files import written_whole
 from pecil.pec.inputs import label_array
+from pecil.pec.teachers import Filters, Identity, RandomFeatures
 
 if TYPE_CHECKING:
-    from pecil.pec.estimator import PEC
+    from pecil.pec.base import ErrorClassifier
 
 FORMAT = 1
-Model = TypeVar("Model", bound="PEC")
+Model = TypeVar("Model", bound="ErrorClassifier")
+RECIPES: dict[str, Any] = {
+    recipe.__name__: recipe for recipe in (Filters, Identity, RandomFeatures)
+}
 
 
 class ModelFileError(ValueError):
     """A model file is damaged, foreign, or needs what is not there."""
 
 
-def save(model: "PEC", path: str | os.PathLike[str], *, optimizer: bool) -> None:
+def save(model: "ErrorClassifier", path: str | os.PathLike[str], *, optimizer: bool = True) -> None:
     """Write ``model`` into one file."""
     save_file = _safetensors().save_file
     check_is_fitted(model, "classes_")
-    tensors: dict[str, Tensor] = {}
-    for k, pair in enumerate(model._pairs):
-        tensors[f"{k}.students"] = pair.students.rows
-        if optimizer:
-            tensors[f"{k}.first"], tensors[f"{k}.second"] = pair.students.moments
+    values, tensors = model._state(optimizer)
     recent = [torch.from_numpy(errors) for errors in model._recent]
     tensors["recent"] = torch.cat(recent)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
@@ -50,41 +51,67 @@ def save(model: "PEC", path: str | os.PathLike[str], *, optimizer: bool) -> None
         "labels": [_encode(label) for label in model._labels],
         "seen": model._seen,
         "recent": [len(errors) for errors in recent],
-        "expected": [[_encode(label), n] for label, n in model._expected.items()],
         "optimizer": optimizer,
-        "steps": [pair.students.steps for pair in model._pairs],
-        "teachers": [pair.teacher.checksum for pair in model._pairs],
+        "teachers": [teacher.checksum for teacher in model._teachers],
+        **_with_labels(values, _encode),
     }
     text = json.dumps(about)
     with written_whole(path) as temporary:
         save_file(tensors, temporary, {"pecil": text, "sha256": _digest(text, tensors)})
 
 
+def _with_labels(values: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Encode or decode the labels of expected numbers of samples, wherever there are some."""
+    changed = dict(values)
+    for name in ("expected", "expected_samples"):
+        if isinstance(values.get(name), list):
+            changed[name] = [[change(label), int(n)] for label, n in values[name]]
+    return changed
+
+
 def load(
+    path: str | os.PathLike[str],
+    *,
+    device: str | torch.device = "auto",
+    teacher: Callable[[Tensor], Tensor] | None = None,
+) -> "ErrorClassifier":
+    """Read a saved model of any kind; see :meth:`pecil.PEC.load`."""
+    from pecil.pec import PEC, WhitenedPEC
+
+    about, tensors = _read(Path(path))
+    for cls in (PEC, WhitenedPEC):
+        if cls.__name__ == about["model"]:
+            return _made(cls, Path(path), about, tensors, device, teacher)
+    raise ModelFileError(f"{path} holds a {about['model']}, which this pecil does not know")
+
+
+def load_as(
     cls: type[Model],
     path: str | os.PathLike[str],
     *,
     device: str | torch.device,
     teacher: Callable[[Tensor], Tensor] | None,
 ) -> Model:
-    """Read a model, drawing its teachers anew."""
+    """Read a model of a certain kind, drawing its teachers anew."""
     about, tensors = _read(Path(path))
     if about["model"] != cls.__name__:
         raise ModelFileError(f"{path} holds a {about['model']}, not a {cls.__name__}")
-    parameters = about["parameters"]
-    if parameters["teacher"] != "random":
-        if teacher is None:
-            raise ModelFileError(
-                f"{path} was trained with the teacher {parameters['teacher']}, which the file "
-                "cannot hold: give it as load(path, teacher=…)"
-            )
-        parameters["teacher"] = teacher
-    elif teacher is not None:
-        raise ModelFileError(f"{path} was trained with a random teacher: do not give another")
-    if isinstance(parameters["expected_samples"], list):
-        parameters["expected_samples"] = {
-            _decode(label): n for label, n in parameters["expected_samples"]
-        }
+    return _made(cls, Path(path), about, tensors, device, teacher)
+
+
+def _made(
+    cls: type[Model],
+    path: Path,
+    about: dict[str, Any],
+    tensors: dict[str, Tensor],
+    device: str | torch.device,
+    teacher: Any,
+) -> Model:
+    """Make a model from what a file holds."""
+    parameters = _with_labels(about["parameters"], _decode)
+    parameters["teacher"] = _teacher(path, parameters["teacher"], teacher)
+    if isinstance(parameters.get("expected_samples"), list):
+        parameters["expected_samples"] = dict(parameters["expected_samples"])
     model = cls(**parameters | {"device": device})
     model.input_shape_ = tuple(about["input_shape"])
     model.n_features_in_ = int(np.prod(model.input_shape_))
@@ -94,37 +121,54 @@ def load(
     model._check_parameters()
     model._start()
     model.random_state = parameters["random_state"]
-    _restore(model, Path(path), about, tensors)
+    _restore(model, path, about, tensors)
     return model
 
 
-def _restore(model: "PEC", path: Path, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    for k, pair in enumerate(model._pairs):
-        if pair.teacher.checksum != about["teachers"][k]:
+def _teacher(path: Path, saved: Any, given: Any) -> Any:
+    """Return the teacher parameter of a saved model: what the file says, or the one given."""
+    if isinstance(saved, dict):
+        saved = RECIPES[saved["recipe"]](
+            **{name: _tuples(v) for name, v in saved.items() if name != "recipe"}
+        )
+    elif saved.startswith("<"):
+        if given is None:
+            raise ModelFileError(
+                f"{path} was trained with the teacher {saved}, which the file cannot hold: give "
+                "it as load(path, teacher=…)"
+            )
+        return given
+    if given is not None:
+        raise ModelFileError(f"{path} was trained with teacher {saved!r}: do not give another")
+    return saved
+
+
+def _restore(
+    model: "ErrorClassifier", path: Path, about: dict[str, Any], tensors: dict[str, Tensor]
+) -> None:
+    for teacher, saved in zip(model._teachers, about["teachers"], strict=True):
+        if not alike(teacher.checksum, saved):
             raise ModelFileError(
                 f"{path}: the teacher here is not the one that the model was trained with "
-                f"(checksum {pair.teacher.checksum} instead of {about['teachers'][k]})"
+                f"(checksum {teacher.checksum} instead of {saved})"
             )
-        rows = tensors[f"{k}.students"].to(model.device_)
-        moments: tuple[Tensor, ...] = ()
-        steps = about["steps"][k]
-        if about["optimizer"]:
-            moments = tuple(
-                tensors[f"{k}.{name}"].to(model.device_) for name in ("first", "second")
-            )
-        else:
-            steps = [0] * len(steps)
-        pair.students.add(rows, moments, steps)
     start = 0
     for label, seen, count in zip(about["labels"], about["seen"], about["recent"], strict=True):
         slot = model._add_class(_decode(label))
         model._seen[slot] = seen
         model._recent[slot] = tensors["recent"][start : start + count].numpy().copy()
         start += count
-    model._expected = {_decode(label): n for label, n in about["expected"]}
+    model._set_state(_with_labels(about, _decode), tensors)
     if about["threshold"] is not None:
         model.threshold_ = about["threshold"]
     model._name_classes()
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Tell whether two teachers' checksums agree: texts exactly, outputs up to rounding."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and bool(np.allclose(one, other, rtol=1e-2, atol=2e-3))
+    return bool(one == other)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -171,25 +215,32 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _parameters(model: "PEC") -> dict[str, Any]:
+def _parameters(model: "ErrorClassifier") -> dict[str, Any]:
     """Return the constructor's parameters as JSON can hold them."""
     values = model.get_params(deep=False) | model._settings
     values["device"] = "auto"
-    if callable(values["teacher"]):
-        values["teacher"] = f"<{type(values['teacher']).__qualname__}>"
+    teacher = values["teacher"]
+    if isinstance(teacher, Filters | Identity | RandomFeatures):
+        values["teacher"] = {"recipe": type(teacher).__name__, **asdict(teacher)}
+    elif callable(teacher):
+        values["teacher"] = f"<{type(teacher).__qualname__}>"
     if not isinstance(values["random_state"], int):
         values["random_state"] = model.seed_
-    if isinstance(values["expected_samples"], Mapping):
-        values["expected_samples"] = [
-            [_encode(label), int(n)] for label, n in values["expected_samples"].items()
-        ]
-    return {name: _jsonable(value) for name, value in values.items()}
+    if isinstance(values.get("expected_samples"), Mapping):
+        values["expected_samples"] = list(values["expected_samples"].items())
+    return {name: _jsonable(value) for name, value in _with_labels(values, _encode).items()}
 
 
 def _jsonable(value: Any) -> Any:
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return value.tolist()
+    if isinstance(value, dict):
+        return {name: _jsonable(part) for name, part in value.items()}
     return [_jsonable(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _encode(label: Any) -> Any:

@@ -1,0 +1,434 @@
+"""Teachers of whitened PEC: frozen maps h from a sample to D features.
+
+* :class:`Filters`, for images: random filters made for natural pictures (or for drawings),
+  pooled over grids.
+* :class:`RandomFeatures`, for vectors: random ReLU or Fourier features.
+* :class:`Identity`, for ready-made embeddings.
+
+A recipe is a small frozen record; ``recipe.teacher(input_shape, dim, seed, device)`` draws the
+teacher. The values are drawn on the CPU and then moved: the same seed gives the same teacher on
+every device. No training sample is used.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pecil.pec.networks import cached, most, pooling
+from pecil.pec.pictures import dead_leaves, strokes
+
+CONTRAST = 0.01  # added to a patch's variance: flat patches are not blown up
+PICTURES, PATCHES = 400, 50_000  # synthetic pictures behind the filters, patches taken from them
+LIVELY = 0.05  # variance of a patch that may become a filter
+LARGE = 64  # pixels of a side from which on images are reduced
+PROBES = 32  # outputs that tell teachers apart
+
+
+class FeatureTeacher(Protocol):
+    """What whitened PEC asks of a teacher."""
+
+    output_dim: int
+    """Features (D)."""
+    checksum: Any
+    """Tells whether two teachers are the same: a text, or outputs to be compared."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the features (n, D) of samples (n, *input_shape)."""
+
+
+class Recipe(Protocol):
+    """How a teacher is made."""
+
+    def teacher(
+        self, input_shape: tuple[int, ...], dim: int, seed: int, device: torch.device
+    ) -> FeatureTeacher:
+        """Draw a teacher of at most ``dim`` features."""
+
+
+# ----------------------------------------------------------------------------- vectors
+
+
+@dataclass(frozen=True)
+class Identity:
+    """h(x) = x: for inputs that are embeddings already."""
+
+    def teacher(
+        self, input_shape: tuple[int, ...], dim: int, seed: int, device: torch.device
+    ) -> FeatureTeacher:
+        """Return the teacher; neither ``dim`` nor ``seed`` matters."""
+        return _Identity(input_shape)
+
+
+class _Identity:
+    def __init__(self, input_shape: tuple[int, ...]) -> None:
+        self.output_dim = math.prod(input_shape)
+        self.checksum = f"identity {self.output_dim}"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.flatten(1).clone()
+
+
+@dataclass(frozen=True)
+class RandomFeatures:
+    """Random features of vectors: h(x) = relu(Wx + b), or cos(Wx + b) for "rbf".
+
+    "relu": W ~ N(0, 1/features), b ~ N(0, 1). "rbf": W ~ N(0, 2γ), b uniform, the random
+    Fourier features of the kernel exp(−γ‖x − x'‖²) (Rahimi and Recht 2007); with them whitened
+    PEC is RanDumb (Prabhu et al. 2024).
+
+    Parameters
+    ----------
+    kind : {"relu", "rbf"}
+    gamma : float, optional
+        γ of "rbf"; by default 1/features, for inputs of deviation 1.
+    """
+
+    kind: str = "relu"
+    gamma: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("relu", "rbf"):
+            raise ValueError(f"kind must be 'relu' or 'rbf', but it is {self.kind!r}")
+        if self.gamma is not None and not 0 < self.gamma < math.inf:
+            raise ValueError(f"gamma must be a positive number, but it is {self.gamma!r}")
+
+    def teacher(
+        self, input_shape: tuple[int, ...], dim: int, seed: int, device: torch.device
+    ) -> FeatureTeacher:
+        """Draw ``dim`` features."""
+        return _RandomFeatures(self, input_shape, dim, seed, device)
+
+
+class _RandomFeatures:
+    def __init__(
+        self,
+        recipe: RandomFeatures,
+        input_shape: tuple[int, ...],
+        dim: int,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self._made_of = (recipe, input_shape, dim, seed, device)
+        features = math.prod(input_shape)
+        generator = torch.Generator().manual_seed(seed)
+        self.output_dim, self.kind = dim, recipe.kind
+        weight = torch.randn(dim, features, generator=generator)
+        if recipe.kind == "rbf":
+            weight *= math.sqrt(2 * (recipe.gamma or 1 / features))
+            bias = torch.rand(dim, generator=generator) * (2 * math.pi)
+        else:
+            weight /= math.sqrt(features)
+            bias = torch.randn(dim, generator=generator)
+        self.weight, self.bias = weight.to(device), bias.to(device)
+        self.checksum = probe(self, input_shape, device)
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        """Leave the drawn values out of pickles: the recipe makes them again."""
+        return type(self), self._made_of
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = x.new_empty(len(x), self.output_dim)
+        rows = max(1, most(x.device) // self.output_dim)
+        for part, target in zip(x.split(rows), out.split(rows), strict=True):
+            torch.addmm(self.bias, part.flatten(1), self.weight.T, out=target)
+            target.cos_() if self.kind == "rbf" else target.relu_()
+        return out
+
+
+# ------------------------------------------------------------------------------ images
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Random filters for images, pooled over grids.
+
+    Every k×k patch is centred and divided by its contrast, √(variance + 0.01). Responses z to
+    a filter pass a two-sided soft threshold, relu(z − θ) and relu(−z − θ), and are averaged
+    over the cells of an r×r grid.
+
+    Filters come from synthetic pictures: whitened patches of them, as Coates and Ng (2011)
+    take them from training images. With Σ the covariance of such patches, scaled to mean
+    eigenvalue 1, a patch p becomes the filter (Σ + ridge·I)⁻¹ p. They are scaled to norm 1.
+
+    Parameters
+    ----------
+    prior : {"leaves", "strokes", "spectrum"}
+        Pictures of dead leaves, or of pen strokes; "spectrum" takes Σ from a power spectrum
+        ∝ 1/f² with channels correlated 0.9, and draws normal filters.
+    draw : {"patches", "normal"}
+        "normal": (Σ + ridge·I)^(−½) times a normal vector instead of a patch.
+    sizes : tuple of int
+        Filter sizes k, each with the same share of the features.
+    grids : tuple of int
+        Grids r, each with the same share of the features.
+    ridge : float
+    threshold : float
+        θ.
+    grey : float
+        Share of the filters that look at brightness alone.
+    signed : bool
+        Whether light on dark differs from dark on light: if not, the two sides of the
+        threshold are added up.
+    spread : int
+        Draw so many times more features and mix them at random into D.
+    mirror : bool
+        Add the responses to the mirrored image and keep the left half of each grid: mirror
+        images get the same features.
+
+    Examples
+    --------
+    >>> teacher = Filters().teacher((3, 32, 32), 1000, seed=0, device=torch.device("cpu"))
+    >>> teacher(torch.rand(2, 3, 32, 32)).shape
+    torch.Size([2, 978])
+    """
+
+    prior: str = "leaves"
+    draw: str = "patches"
+    sizes: tuple[int, ...] = (3, 5, 8)
+    grids: tuple[int, ...] = (1, 2, 3)
+    ridge: float = 0.3
+    threshold: float = 0.3
+    grey: float = 0.5
+    signed: bool = True
+    spread: int = 1
+    mirror: bool = True
+
+    def __post_init__(self) -> None:
+        if self.prior not in ("leaves", "strokes", "spectrum"):
+            raise ValueError(
+                f"prior must be 'leaves', 'strokes' or 'spectrum', but it is {self.prior!r}"
+            )
+        if self.draw not in ("patches", "normal") or (self.prior, self.draw) == (
+            "spectrum",
+            "patches",
+        ):
+            raise ValueError(
+                "draw must be 'patches' or, the only way with prior='spectrum', 'normal', "
+                f"but it is {self.draw!r}"
+            )
+        for name in ("sizes", "grids"):
+            values = tuple(getattr(self, name))
+            if not values or not all(isinstance(v, int) and v >= 1 for v in values):
+                raise ValueError(f"{name} must be whole numbers of at least 1, but are {values}")
+            object.__setattr__(self, name, values)
+        if self.ridge <= 0 or self.threshold < 0 or not 0 <= self.grey <= 1 or self.spread < 1:
+            raise ValueError(
+                "expected ridge > 0, threshold >= 0, grey between 0 and 1 and spread >= 1, but "
+                f"they are {self.ridge}, {self.threshold}, {self.grey} and {self.spread}"
+            )
+
+    def cells(self, grid: int) -> int:
+        """Features of one filter on a grid."""
+        columns = (grid + 1) // 2 if self.mirror else grid
+        return (2 if self.signed else 1) * grid * columns
+
+    def teacher(
+        self, input_shape: tuple[int, ...], dim: int, seed: int, device: torch.device
+    ) -> FeatureTeacher:
+        """Draw the filters that ``dim`` features allow, or exactly ``dim`` mixtures."""
+        if len(input_shape) != 3:
+            raise ValueError(
+                "a teacher of filters needs images, (n, h, w), (n, h, w, c) or (n, c, h, w), but "
+                f"X holds vectors of {input_shape[0]} features"
+            )
+        return _Filters(self, input_shape, dim, seed, device)
+
+
+@dataclass
+class _Bank:
+    """Filters of one size."""
+
+    size: int
+    weight: Tensor  # (k²·channels, filters), mirrored ones behind
+    counts: list[int] = field(default_factory=list)  # filters of each grid
+
+
+class _Filters:
+    def __init__(
+        self,
+        recipe: Filters,
+        input_shape: tuple[int, ...],
+        dim: int,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self._made_of = (recipe, input_shape, dim, seed, device)
+        self.recipe = recipe
+        channels, height, width = input_shape
+        self.reduce = max(1, round(min(height, width) / 40)) if min(height, width) > LARGE else 1
+        side = min(height, width) // self.reduce
+        generator = torch.Generator().manual_seed(seed)
+        prior = _Prior(recipe, channels, generator)
+        shares = len(recipe.sizes) * len(recipe.grids)
+        features = 0
+        self.banks: list[_Bank] = []
+        for size in recipe.sizes:
+            counts = [
+                max(1, recipe.spread * dim // (shares * recipe.cells(grid)))
+                for grid in recipe.grids
+            ]
+            features += sum(n * recipe.cells(r) for n, r in zip(counts, recipe.grids, strict=True))
+            filters = prior.filters(min(size, side), sum(counts))
+            self.banks.append(_Bank(min(size, side), self._laid_out(filters).to(device), counts))
+        if recipe.spread == 1 and features > dim:
+            raise ValueError(
+                f"{dim} features are too few for filters of sizes {recipe.sizes} on grids "
+                f"{recipe.grids}, which take at least {features}; give more memory, or fewer "
+                "sizes and grids"
+            )
+        self.features, self.output_dim, self.mix = features, features, None
+        if recipe.spread > 1:
+            mix = torch.randn(features, dim, generator=generator) / math.sqrt(features)
+            self.mix, self.output_dim = mix.to(device), dim
+        self.checksum = probe(self, input_shape, device)
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        """Leave the drawn values out of pickles: the recipe makes them again."""
+        return type(self), self._made_of
+
+    def _laid_out(self, filters: Tensor) -> Tensor:
+        """Lay filters (f, channels, k, k) out as columns, their mirror images behind them."""
+        both = [filters, filters.flip(-1)] if self.recipe.mirror else [filters]
+        return torch.cat(both).flatten(1).T.contiguous()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = x.new_empty(len(x), self.output_dim)
+        positions = x.shape[2] * x.shape[3] // self.reduce**2
+        widest = max(max(bank.weight.shape) for bank in self.banks)
+        rows = max(1, min(len(x), cached(x.device) // (positions * widest)))
+        features = x.new_empty(rows, self.features)
+        room = x.new_empty(rows * positions * widest)  # used again: fresh memory is slow
+        with torch.no_grad():
+            for part, target in zip(x.split(rows), out.split(rows), strict=True):
+                if self.reduce > 1:
+                    part = F.avg_pool2d(part, self.reduce)
+                self._features(part, features[: len(part)], room)
+                if self.mix is None:
+                    target.copy_(features[: len(part)])
+                else:
+                    torch.mm(features[: len(part)], self.mix, out=target)
+        return out
+
+    def _features(self, x: Tensor, out: Tensor, room: Tensor) -> None:
+        start, (_, _, height, width) = 0, x.shape
+        for bank in self.banks:
+            shape = (height - bank.size + 1, width - bank.size + 1)
+            patches = _normalised(F.unfold(x, bank.size).transpose(1, 2))
+            n, positions, filters = *patches.shape[:2], bank.weight.shape[1]
+            z = room[: n * positions * filters].view(n * positions, filters)
+            torch.mm(patches.view(n * positions, -1), bank.weight, out=z)
+            torch.ops.aten.softshrink.out(z, self.recipe.threshold, out=z)
+            maps = z.view(n, positions, filters)
+            sums = self._pooled(maps, shape, bank) if self.recipe.signed else []
+            sizes = self._pooled(maps.abs_(), shape, bank)
+            for k, size in enumerate(sizes):  # each side of the threshold, from |z| and z
+                sides = [size + sums[k], size - sums[k]] if sums else [2 * size]
+                for side in sides:
+                    flat = side.flatten(1).mul_(0.5)
+                    out[:, start : start + flat.shape[1]] = flat
+                    start += flat.shape[1]
+
+    def _pooled(self, maps: Tensor, shape: tuple[int, int], bank: _Bank) -> list[Tensor]:
+        """Averages over the cells of each grid, (n, rows, columns, filters of the grid)."""
+        half, start, result = sum(bank.counts), 0, []
+        for grid, count in zip(self.recipe.grids, bank.counts, strict=True):
+            cells = pooling(shape, (grid, grid), maps.device).T  # (r², positions)
+            ours = [maps[..., start : start + count]]
+            if self.recipe.mirror:
+                ours.append(maps[..., half + start : half + start + count])
+            means = [torch.matmul(cells, part).unflatten(1, (grid, grid)) for part in ours]
+            if self.recipe.mirror:
+                means[0] = (means[0] + means[1].flip(2))[:, :, : (grid + 1) // 2]
+            result.append(means[0])
+            start += count
+        return result
+
+
+class _Prior:
+    """Where filters come from."""
+
+    def __init__(self, recipe: Filters, channels: int, generator: torch.Generator) -> None:
+        self.recipe, self.channels, self.generator = recipe, channels, generator
+        if recipe.prior != "spectrum":
+            painter = dead_leaves if recipe.prior == "leaves" else strokes
+            self.pictures = painter(PICTURES, channels, generator)
+
+    def filters(self, size: int, count: int) -> Tensor:
+        """Draw ``count`` filters (count, channels, k, k), centred, of norm 1."""
+        recipe, length = self.recipe, self.channels * size * size
+        if recipe.prior == "spectrum":
+            patches, covariance = torch.empty(0, length), spectrum(self.channels, size)
+        else:
+            patches, covariance = self._patches(size)
+        values, vectors = torch.linalg.eigh(covariance)
+        values = (values / values.mean()).clamp(min=0) + recipe.ridge
+        if recipe.draw == "normal":
+            drawn = torch.randn(count, length, generator=self.generator).double()
+            power = -0.5
+        else:
+            drawn = patches[torch.arange(count) % len(patches)]
+            power = -1.0
+        filters = drawn @ ((vectors * values.pow(power)) @ vectors.T)
+        filters = filters.float().view(count, self.channels, size, size)
+        brightness = round(recipe.grey * count)
+        filters[:brightness] = filters[:brightness].mean(1, keepdim=True)
+        filters = filters[torch.randperm(count, generator=self.generator)]  # grids get both kinds
+        filters -= filters.mean((1, 2, 3), keepdim=True)
+        norm = filters.flatten(1).norm(dim=1).clamp(min=1e-6)
+        return filters / norm.view(-1, 1, 1, 1)
+
+    def _patches(self, size: int) -> tuple[Tensor, Tensor]:
+        """Return lively patches of the pictures, normalised, and the covariance of all."""
+        patches = F.unfold(self.pictures, size, stride=2).transpose(1, 2).flatten(0, 1)
+        order = torch.randperm(len(patches), generator=self.generator)[:PATCHES]
+        patches = patches[order]
+        lively = patches.var(1) > LIVELY
+        patches = _normalised(patches.unsqueeze(0))[0].double()
+        return patches[lively], patches.T.cov(correction=0)
+
+
+def _normalised(patches: Tensor) -> Tensor:
+    """Centre patches (n, positions, length) and divide them by their contrast."""
+    patches = patches.contiguous().sub_(patches.mean(2, keepdim=True))
+    contrast = patches.square().mean(2, keepdim=True).add_(CONTRAST).rsqrt_()
+    return patches.mul_(contrast)
+
+
+def spectrum(channels: int, size: int) -> Tensor:
+    """Covariance of centred patches of pictures with power spectrum 1/f², channels alike 0.9."""
+    f = torch.fft.fftfreq(64, dtype=torch.float64)
+    power = f[:, None] ** 2 + f[None] ** 2
+    power[0, 0] = math.inf
+    lag = torch.fft.ifft2(1 / power).real
+    at = torch.cartesian_prod(torch.arange(size), torch.arange(size))
+    apart = (at[:, None] - at[None]) % 64
+    space = lag[apart[..., 0], apart[..., 1]]
+    colour = torch.full((channels, channels), 0.9, dtype=torch.float64).fill_diagonal_(1.0)
+    covariance = torch.kron(colour, space)
+    centre = torch.eye(len(covariance), dtype=torch.float64) - 1 / len(covariance)
+    return centre @ covariance @ centre
+
+
+def probe(teacher: Any, input_shape: tuple[int, ...], device: torch.device) -> list[float]:
+    """Return some outputs for a fixed input; machines may differ in their last digits."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(2, *input_shape, generator=generator).to(device)
+    outputs = teacher(x).flatten()
+    return outputs[:: max(1, len(outputs) // PROBES)][:PROBES].tolist()
+
+
+RECIPES: dict[str, Recipe] = {
+    "natural": Filters(),
+    "strokes": Filters(
+        prior="strokes", sizes=(7,), grids=(3,), ridge=3.0, threshold=0.4, spread=8, mirror=False
+    ),
+    "signs": Filters(sizes=(5, 8), grids=(3, 4), grey=1.0, signed=False, mirror=False),
+    "relu": RandomFeatures("relu"),
+    "rbf": RandomFeatures("rbf"),
+    "identity": Identity(),
+}
+"""What the names stand for: photographs, drawings, signs of any colour on any ground, vectors."""

@@ -1,0 +1,550 @@
+"""Whitened PEC: the student that has a closed form, its error measured in its own metric.
+
+The student of class c predicts the teacher's outputs h(x) by a constant: their mean m_c over
+the class, exact after a single pass in any order. Its errors h(x) − m_c are far from isotropic;
+their covariance Σ, shared by all classes, tells which are ordinary, and the class with the
+smallest whitened error wins::
+
+    Σ̃ = (1 − a)·Σ + a·tr(Σ)/D·I
+    predict  argmin_c  (h(x) − m_c)ᵀ Σ̃⁻¹ (h(x) − m_c)  =  argmax_c  h(x)·w_c − ½ m_c·w_c
+             with w_c = Σ̃⁻¹ m_c
+
+This is linear discriminant analysis in the teacher's output space, streamed; kin to SLDA
+(Hayes and Kanan 2020) and RanDumb (Prabhu et al. 2024).
+"""
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from numbers import Real
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import clone
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from pecil.pec.base import NOTHING, ErrorClassifier, count, grouped, one_of
+from pecil.pec.inputs import check_labels, check_samples
+from pecil.pec.networks import CustomTeacher, most
+from pecil.pec.scatter import Scatter
+from pecil.pec.teachers import RECIPES, FeatureTeacher, Filters, Identity, RandomFeatures, Recipe
+
+MEMORY = {"natural": 11_200_000, "signs": 11_200_000}  # numbers, by teacher
+OTHERWISE = 1_000_000
+HELD = 4096  # samples whose features are held at a time
+GAUGED = 128  # samples of a class whose errors are taken in one call
+GAUGE_EVERY = 8  # single samples: one in so many
+TEMPERS = np.geomspace(0.05, 2, 60)  # of predict_proba, in question
+USUAL_TEMPER, PRIOR_WEIGHT = 0.4, 4.0  # where and how firmly the temper starts
+TEACHER = 0  # use of the seed
+
+
+class WhitenedPEC(ErrorClassifier):
+    """Learn classes from a single pass, exactly: no learning rate, no buffer, no forgetting.
+
+    A frozen teacher turns a sample into D features; a class is the mean of its features, and
+    all classes share one covariance. The class with the smallest whitened error wins. The model
+    does not depend on the order of the samples or on how they come in batches (beyond rounding),
+    and models trained apart, on any samples, merge into what training together gives.
+
+    Parameters
+    ----------
+    teacher : str, recipe or callable
+        "natural" (filters for photographs), "strokes" (for drawings and handwriting), "signs"
+        (for signs of any colour on any ground), "relu" or "rbf" (random features of vectors),
+        "identity" (inputs are embeddings already); a :class:`~pecil.pec.teachers.Filters` or
+        :class:`~pecil.pec.teachers.RandomFeatures` of your own; or any callable, say a
+        pre-trained ``torch.nn.Module``, that maps samples (n, *input_shape) to (n, D).
+        "auto" takes "natural" for colour images, "strokes" for grey ones, "relu" for vectors.
+    memory : float, optional
+        Numbers that the model may hold: D becomes the largest for which the upper triangle of
+        the covariance and ``expected_classes`` means fit. By default 11.2 million for "natural"
+        and "signs", else 1 million.
+    dim : int, optional
+        D itself, instead of ``memory``.
+    expected_classes : int
+        Classes that ``memory`` is to hold; more may come, each takes D numbers.
+    mirror : bool, optional
+        Whether mirror images belong to the same class; by default what the teacher says:
+        yes for "natural", no for "strokes" and "signs".
+    shrinkage : "oas" or float
+        a in Σ̃: the oracle-approximating one, or a number between 0 and 1.
+    mean, std : float or sequence, optional
+        Inputs become ``(x − mean) / std``, one number or one per channel (or feature).
+    channels : {"auto", "first", "last"}
+        The channel axis of four-dimensional input.
+    random_state : int, RandomState or None
+        Seed of the teacher. Models must share it to be merged.
+    device : str or torch.device
+        "auto": the GPU if there is one.
+
+    Attributes
+    ----------
+    classes_ : ndarray
+        Known labels, sorted where they can be, else in order of arrival.
+    input_shape_ : tuple
+        (features,) or (channels, height, width).
+    dim_ : int
+        Features (D).
+    n_parameters_ : int
+        Numbers that the model holds: D(D + 1)/2 and D for each class; the teacher is a seed.
+    shrinkage_ : float
+        a, as it is now.
+    temper_ : float
+        What the discriminants are multiplied by in ``predict_proba``.
+    seed_ : int
+        What ``random_state`` came to.
+    threshold_ : float
+        Novelty above which ``predict(reject_as=…)`` rejects; set by ``calibrate``.
+
+    Notes
+    -----
+    uint8 input is divided by 255. An update costs O(D²) a sample in batches. Predictions rest on
+    a Cholesky factor, O(D³), made when they are asked for after updates; between two
+    factorisations come at least max(256, D/8) samples, so that a stream which alternates updates
+    and predictions pays O(D²) for each on average.
+
+    References
+    ----------
+    Zając, Tuytelaars, van de Ven. Prediction Error-based Classification for
+    Class-Incremental Learning. ICLR 2024.
+    Hayes, Kanan. Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis.
+    CVPR Workshops 2020.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits(return_X_y=True)
+    >>> model = WhitenedPEC(dim=400, mean=8, std=8)
+    >>> for label in range(10):                      # one class after another
+    ...     model = model.partial_fit(X[:1500][y[:1500] == label], y[:1500][y[:1500] == label])
+    >>> round(model.score(X[1500:], y[1500:]), 2)
+    0.94
+    """
+
+    LASTING = ("teacher", "memory", "dim", "expected_classes", "mirror", "mean", "std")
+
+    def __init__(
+        self,
+        *,
+        teacher: str | Recipe | Callable[[Tensor], Tensor] = "auto",
+        memory: float | None = None,
+        dim: int | None = None,
+        expected_classes: int = 10,
+        mirror: bool | None = None,
+        shrinkage: str | float = "oas",
+        mean: Any = None,
+        std: Any = None,
+        channels: str = "auto",
+        random_state: Any = 0,
+        device: str | torch.device = "auto",
+    ) -> None:
+        self.teacher = teacher
+        self.memory = memory
+        self.dim = dim
+        self.expected_classes = expected_classes
+        self.mirror = mirror
+        self.shrinkage = shrinkage
+        self.mean = mean
+        self.std = std
+        self.channels = channels
+        self.random_state = random_state
+        self.device = device
+
+    _teacher: FeatureTeacher | CustomTeacher
+    _scatter: Scatter
+    _losses: NDArray[np.float64]
+
+    # --------------------------------------------------------------------- learning
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Learn from scratch.
+
+        Parameters
+        ----------
+        X : array-like or Tensor
+            (n, features), (n, h, w), (n, h, w, c) or (n, c, h, w).
+        y : array-like of n hashable labels
+        """
+        return self._learn(X, y, first=True)
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
+        """Go on learning: one sample or many, of known classes or new ones.
+
+        Parameters
+        ----------
+        X : array-like or Tensor
+        y : array-like of n hashable labels
+        classes : ignored
+            New classes need no announcement; here for scikit-learn's sake.
+        """
+        return self._learn(X, y, first=not hasattr(self, "classes_"))
+
+    def _learn(self, X: ArrayLike, y: ArrayLike, first: bool) -> Self:
+        self._check_parameters()
+        with self._unchanged_on_error():
+            raw = check_samples(self, X, reset=first, layout=self.channels)
+            groups = grouped(check_labels(y, len(raw)))
+            if first:
+                self._start()
+            if first or len(raw) <= self._held():
+                return self._take_in(raw, groups)
+            part = clone(self)  # as a model of its own, so that a failure changes nothing here
+            vars(part).update(input_shape_=self.input_shape_, n_features_in_=self.n_features_in_)
+            part._set_up()
+            part._begin(self._teacher)
+            return self._join(part._take_in(raw, groups))
+
+    def _take_in(self, raw: Any, groups: dict[Any, NDArray[np.intp]]) -> Self:
+        """Learn validated samples; up to a chunk of them all features come before any change."""
+        chunk = self._held()
+        whole = len(raw) <= chunk
+        asked = (
+            (label, self._features(raw, at[start : start + chunk]))
+            for label, at in groups.items()
+            for start in range(0, len(at), chunk)
+        )
+        known = len(self._labels)
+        for label, features in list(asked) if whole else asked:
+            if label not in self._slots:
+                self._add_class(label)
+                self._scatter.grow()
+            self._take(self._slots[label], features)
+        if len(self._labels) > known:
+            self._name_classes()
+        return self
+
+    def _features(self, raw: Any, at: Any) -> Tensor:
+        """Return the teacher's outputs for some samples."""
+        return self._teacher(self._tensor(raw[at]))
+
+    def _held(self) -> int:
+        """Return how many samples' features are held at a time."""
+        room = most(self.device_) // max(self.n_features_in_, self.dim_)
+        return max(1, min(HELD, room))
+
+    def _take(self, slot: int, features: Tensor) -> None:
+        """Learn samples of one class; take some of their errors just before they are learned."""
+        scatter = self._scatter
+        if not scatter.counts[slot] and len(features) > 1:  # a mean comes first
+            most_of_it = len(features) - max(1, len(features) // 8)
+            scatter.add(slot, features[:most_of_it])
+            features = features[most_of_it:]
+        if (seen := scatter.counts[slot]) and scatter.total > 1:
+            few = len(features) < GAUGE_EVERY
+            first = -seen % GAUGE_EVERY if few else 0
+            every = GAUGE_EVERY if few else max(1, len(features) // GAUGED)
+            if len(some := features[first::every][:GAUGED]):
+                self._gauge(slot, some)
+        scatter.add(slot, features)
+        self._seen[slot] = scatter.counts[slot]
+
+    def _gauge(self, slot: int, features: Tensor) -> None:
+        """Measure coming samples of a class: their errors, and how sure one may be of classes.
+
+        Of the latter the loss −log p_c is kept for each temper in question. A class tells only
+        once the covariance knows it; what was measured with far fewer samples is forgotten.
+        """
+        factor, new = self._scatter.gauge(self._shrinkage)
+        if new:
+            self._recent = [np.empty(0) for _ in self._recent]
+            self._losses = 0.5 * self._losses
+        known = factor.counts[slot] if slot < len(factor.counts) else 0
+        if 2 * known < self._scatter.counts[slot]:
+            return
+        means = self._scatter.means.double()
+        squares = factor.quadratic(features - self._scatter.means[slot])
+        self._remember(slot, squares * (factor.scale / self.dim_))
+        if len(means) > 1:
+            weights = factor.weights() * factor.scale
+            scores = (features - means.mean(0)).double() @ weights.T
+            scores -= ((0.5 * means - means.mean(0)) * weights).sum(1)
+            tempered = scores.unsqueeze(2) * torch.from_numpy(TEMPERS).to(scores.device)
+            self._losses -= tempered.log_softmax(1)[:, slot].sum(0).cpu().numpy()
+
+    # ---------------------------------------------------------------------- scoring
+
+    @property
+    def _shrinkage(self) -> float | None:
+        return None if self.shrinkage == "oas" else float(self.shrinkage)
+
+    def _class_errors(self, raw: Any) -> NDArray[np.float64]:
+        """(h − m_c)ᵀ Σ̃⁻¹ (h − m_c) / D: about 1 for a sample of class c."""
+        relative, own = self._distances(raw, whole=True)
+        return np.maximum(relative + own[:, None], 0.0) / self.dim_
+
+    def _distances(self, raw: Any, whole: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return m_cᵀΣ̃⁻¹m_c − 2 hᵀΣ̃⁻¹m_c, (n, slots), and if ``whole`` hᵀΣ̃⁻¹h, (n,)."""
+        factor = self._scatter.factor(self._shrinkage)
+        scale = factor.scale
+        centre = self._scatter.means.mean(0)  # distances do not care, rounding does
+        weights = factor.weights() * scale  # Σ̃⁻¹ m_c
+        weights = weights - weights.mean(0)
+        means = (self._scatter.means - centre).double()
+        own_means = (means * weights).sum(1)
+        relative, own = np.empty((len(raw), len(means))), np.zeros(len(raw))
+        chunk = self._held()
+        for start in range(0, len(raw), chunk):
+            some = slice(start, start + chunk)
+            features = self._features(raw, some) - centre
+            relative[some] = (own_means - 2 * (features @ weights.float().T)).cpu().numpy()
+            if whole:
+                own[some] = (factor.quadratic(features) * scale).cpu().numpy()
+        return relative, own
+
+    def predict(self, X: ArrayLike, *, reject_as: Any = NOTHING) -> NDArray[Any]:
+        """Return the label with the smallest error for each sample.
+
+        Parameters
+        ----------
+        X : array-like or Tensor of n samples
+        reject_as : object, optional
+            If given, the answer for samples that belong to none of the known classes:
+            those whose :meth:`novelty` exceeds ``threshold_`` (see :meth:`calibrate`).
+
+        Returns
+        -------
+        ndarray of n labels
+        """
+        if reject_as is not NOTHING:
+            return super().predict(X, reject_as=reject_as)
+        scores = self.discriminants(X)
+        return self.classes_[scores.argmax(1)]
+
+    def discriminants(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return h(x)·w_c − ½ m_c·w_c, (n, n_classes): −½ D·error up to a term that x alone sets.
+
+        The cheap part of the errors: O(D) for a class instead of O(D²) for a sample.
+        """
+        raw = self._checked(X)
+        relative, _ = self._distances(raw, whole=False)
+        return -0.5 * relative[:, self._columns]
+
+    def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return the negative errors; of two classes the difference, positive for the second."""
+        check_is_fitted(self, "classes_")
+        if len(self.classes_) == 2:
+            scores = self.discriminants(X)
+            return scores[:, 1] - scores[:, 0]
+        return -self.errors(X)
+
+    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return class probabilities: a softmax of the discriminants, tempered to be calibrated.
+
+        Plain discriminants are overconfident: features are not normal, and means are known up to
+        Σ/n_c only. How much so is measured on the stream itself, on samples that are about to
+        be learned.
+        """
+        scores = self.discriminants(X) * self.temper_
+        scores -= scores.max(1, keepdims=True)
+        odds = np.exp(scores)
+        return odds / odds.sum(1, keepdims=True)
+
+    @property
+    def temper_(self) -> float:
+        """What the discriminants are multiplied by in ``predict_proba``: 1 would be Bayes' rule."""
+        check_is_fitted(self, "classes_")
+        usual = PRIOR_WEIGHT * np.log(TEMPERS / USUAL_TEMPER) ** 2
+        return float(TEMPERS[np.argmin(self._losses + usual)])
+
+    # ------------------------------------------------------------- merging, forgetting
+
+    def merge(self, other: "WhitenedPEC") -> Self:
+        """Take in a model trained apart, on any samples: as if trained together.
+
+        Parameters
+        ----------
+        other : WhitenedPEC
+            Fitted, with the same seed and settings; it may know the same classes.
+        """
+        from pecil.pec.merging import check_mergeable
+
+        check_mergeable(self, other)
+        return self._join(other)
+
+    def _join(self, other: "WhitenedPEC") -> Self:
+        for label in other._labels:
+            if label not in self._slots:
+                self._add_class(label)
+                self._scatter.grow()
+        slots = [self._slots[label] for label in other._labels]
+        self._scatter.merge(other._scatter, slots)
+        for slot, recent in zip(slots, other._recent, strict=True):
+            self._seen[slot] = self._scatter.counts[slot]
+            self._remember(slot, torch.from_numpy(recent))
+        self._losses = self._losses + other._losses
+        self._forget_threshold()
+        self._name_classes()
+        return self
+
+    def unlearn(self, other: "WhitenedPEC") -> Self:
+        """Take the samples of another model out again: the inverse of :meth:`merge`.
+
+        The way to remove a class, a client or a day exactly: keep a model of it.
+
+        Parameters
+        ----------
+        other : WhitenedPEC
+            Trained on a part of this model's samples, with the same seed and settings.
+        """
+        from pecil.pec.merging import check_mergeable
+
+        check_mergeable(self, other)
+        for label, n in other.samples_seen_.items():
+            if n > (known := self.samples_seen_.get(label, 0)):
+                raise ValueError(
+                    f"cannot unlearn {n} samples of {label!r}: this model has seen {known}"
+                )
+        if other._scatter.total >= self._scatter.total:
+            raise ValueError("cannot unlearn everything: no sample would be left")
+        slots = [self._slots[label] for label in other._labels]
+        self._scatter.merge(other._scatter, slots, sign=-1)
+        for slot in sorted(slots, reverse=True):
+            self._seen[slot] = self._scatter.counts[slot]
+            if not self._seen[slot]:
+                self._drop(slot)
+        self._forget_threshold()
+        self._name_classes()
+        return self
+
+    def forget(self, label: Any) -> Self:
+        """Remove a class: its mean and its count, so that it is never predicted again.
+
+        What its samples told about the covariance, without saying whose they were, stays; to
+        take that out too, :meth:`unlearn` a model of the class. A ``threshold_`` set by
+        ``calibrate`` goes, since it may rest on that class.
+        """
+        self._forget(label)
+        return self
+
+    def _drop(self, slot: int) -> None:
+        self._remove_class(slot)
+        self._scatter.remove(slot)
+
+    # ----------------------------------------------------------------- saving, loading
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model into one safetensors file, whole or not at all."""
+        from pecil.pec.saving import save
+
+        save(self, path)
+
+    @property
+    def _teachers(self) -> list[Any]:
+        return [self._teacher]
+
+    def _state(self, optimizer: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        matrix, summary = self._scatter.matrix, self._scatter
+        rows = [row[: k + 1] for k, row in enumerate(matrix.unbind())]
+        values = {"total": summary.total, "losses": self._losses.tolist()}
+        return values, {"means": summary.means, "scatter": torch.cat(rows)}
+
+    def _set_state(self, values: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        matrix = torch.zeros(self.dim_, self.dim_)
+        for k, row in enumerate(tensors["scatter"].split(list(range(1, self.dim_ + 1)))):
+            matrix[k, : k + 1] = row
+            matrix[:k, k] = row[:-1]
+        self._losses = np.asarray(values["losses"])
+        self._scatter.restore(
+            self._seen, tensors["means"].to(self.device_), matrix.to(self.device_), values["total"]
+        )
+
+    # ------------------------------------------------------------------------ set-up
+
+    @property
+    def dim_(self) -> int:
+        """Features (D)."""
+        return self._teacher.output_dim
+
+    @property
+    def n_parameters_(self) -> int:
+        """Numbers that the model holds."""
+        check_is_fitted(self, "classes_")
+        return self.dim_ * (self.dim_ + 1) // 2 + len(self._labels) * self.dim_
+
+    @property
+    def shrinkage_(self) -> float:
+        """The shrinkage a, as it is now."""
+        check_is_fitted(self, "classes_")
+        return self._scatter.factor(self._shrinkage).shrinkage
+
+    def _start(self) -> None:
+        self._set_up()
+        recipe = self._recipe()
+        if isinstance(recipe, Filters | Identity | RandomFeatures):
+            seed = self._seed(TEACHER, 0)
+            self._begin(recipe.teacher(self.input_shape_, self._dim(), seed, self.device_))
+        else:
+            self._begin(CustomTeacher(recipe, self.input_shape_, self.device_))
+
+    def _begin(self, teacher: FeatureTeacher | CustomTeacher) -> None:
+        self._teacher = teacher
+        self._scatter = Scatter(self.dim_, self.device_)
+        self._losses = np.zeros(len(TEMPERS))
+
+    def _recipe(self) -> Any:
+        """Return the teacher's recipe, or the callable that is the teacher."""
+        recipe: Any = self.teacher
+        if isinstance(recipe, str):
+            recipe = RECIPES[self._kind()]
+        if self.mirror is None:
+            return recipe
+        if not isinstance(recipe, Filters):
+            raise ValueError(
+                f"mirror={self.mirror} is for teachers of filters, but teacher is {self.teacher!r}"
+            )
+        return replace(recipe, mirror=bool(self.mirror))
+
+    def _kind(self) -> str:
+        if self.teacher != "auto":
+            return str(self.teacher) if isinstance(self.teacher, str) else ""
+        if len(self.input_shape_) == 1:
+            return "relu"
+        return "strokes" if self.input_shape_[0] == 1 else "natural"
+
+    def _dim(self) -> int:
+        """Return the largest D whose triangle and means fit the memory: D(D+1)/2 + C·D."""
+        if self.dim is not None:
+            return int(self.dim)
+        memory = float(self.memory or MEMORY.get(self._kind(), OTHERWISE))
+        half = self.expected_classes + 0.5
+        dim = int(math.sqrt(half * half + 2 * memory) - half)
+        if dim < 1:
+            raise ValueError(
+                f"memory={self.memory!r} is too small: one feature and {self.expected_classes} "
+                f"classes take {1 + self.expected_classes} numbers"
+            )
+        return dim
+
+    def _check_parameters(self) -> None:
+        if isinstance(self.teacher, str):
+            one_of("teacher", self.teacher, ("auto", *RECIPES))
+        elif not callable(self.teacher) and not hasattr(self.teacher, "teacher"):
+            raise ValueError(
+                f"teacher must be one of auto, {', '.join(RECIPES)}, a recipe or a callable, but "
+                f"it is {self.teacher!r}"
+            )
+        one_of("channels", self.channels, ("auto", "first", "last"))
+        _ = self.device_
+        count("expected_classes", self.expected_classes)
+        if self.dim is not None:
+            count("dim", self.dim)
+        if self.memory is not None and self.dim is not None:
+            raise ValueError("give either memory or dim: the memory sets the dimension")
+        if self.memory is not None and not (_number(self.memory) and 0 < self.memory < math.inf):
+            raise ValueError(f"memory must be a positive number, but it is {self.memory!r}")
+        if self.mirror not in (None, True, False):
+            raise ValueError(f"mirror must be None, True or False, but it is {self.mirror!r}")
+        fits = _number(self.shrinkage) and 0 <= float(self.shrinkage) <= 1
+        if self.shrinkage != "oas" and not fits:
+            raise ValueError(
+                f"shrinkage must be 'oas' or a number between 0 and 1, but it is {self.shrinkage!r}"
+            )
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
