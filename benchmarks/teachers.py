@@ -27,7 +27,6 @@ PAGE = Path(__file__).parent.parent / "docs" / "teachers.md"
 FIXED = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 PHOTOGRAPHS: list[dict[str, Any]] = [
     {},
-    {"coarse": 99},
     {"sizes": (3,)},
     {"sizes": (5,)},
     {"sizes": (8,)},
@@ -59,7 +58,6 @@ DRAWINGS: list[dict[str, Any]] = [
     {"sizes": (5,)},
     {"sizes": (9,)},
     {"sizes": (5, 9)},
-    {"coarse": 7},
     {"grids": (2,)},
     {"grids": (4,)},
     {"grids": (1, 2, 3)},
@@ -73,7 +71,6 @@ DRAWINGS: list[dict[str, Any]] = [
 ]
 SIGNS: list[dict[str, Any]] = [
     {},
-    {"coarse": 99},
     {"sizes": (3, 5, 8)},
     {"sizes": (5, 8, 12)},
     {"grids": (3,)},
@@ -93,7 +90,7 @@ LARGE: list[dict[str, Any]] = [
     {},
     {"sizes": (4, 7, 12)},
     {"sizes": (3, 6, 12)},
-    {"reduce": 1, "sizes": (5, 8, 12), "coarse": 1},
+    {"reduce": 1, "sizes": (5, 8, 12)},
     {"reduce": 3},
 ]
 VECTORS = [RandomFeatures("relu"), RandomFeatures("rbf"), RandomFeatures("rbf", 0.0005)]
@@ -102,7 +99,7 @@ SETS: dict[str, tuple[str, float, list[dict[str, Any]]]] = {
     "fashion_mnist": ("strokes", 89_600, DRAWINGS),
     "balanced_svhn": ("signs", 11.2e6, SIGNS),
     "cifar10": ("natural", 11.2e6, PHOTOGRAPHS),
-    "cifar100": ("natural", 11.2e6, [{}, {"coarse": 99}, {"grids": (2, 3)}, {"sizes": (5, 8)}]),
+    "cifar100": ("natural", 11.2e6, [{}, {"grids": (2, 3)}, {"sizes": (5, 8)}]),
     "miniimagenet": ("natural", 11.2e6, LARGE),
 }
 

@@ -30,13 +30,14 @@ from pecil.pec.networks import (
     Teacher,
     most,
 )
-from pecil.pec.students import Lesson, Students
+from pecil.pec.students import Lesson, Moment, Students
 
 DEFAULTS = {  # student width, teacher width as a multiple of it, outputs, pooled side
     "mlp": (10, 500, 99, 1),
     "conv": (40, 100, 172, 4),
     "linear": (1, 1, 1, 1),
 }
+SETTLED = 1000  # samples after which a student's errors begin to count in full
 AFTER = 0.01  # share of the learning rate once a class is past its expected samples
 SCORED = 4096  # samples that are on the device at a time while scoring
 TEACHER, STUDENT, ORDER = range(3)  # uses of the seed
@@ -84,6 +85,12 @@ class PEC(ErrorClassifier):
     teacher : "random" or callable
         A callable (say a pre-trained ``torch.nn.Module``) maps samples (n, *input_shape)
         to outputs (n, d), and is used as it is.
+    metric : {"plain", "whitened"}
+        How large an error e = g_c(x) − h(x) is: its mean square, as in the paper, or
+        eᵀΣ⁻¹e/d with Σ the covariance of errors, shared by all classes and taken from the
+        stream (each error before its sample is learned, counted (t/T)² at the t-th of T
+        samples, or (t/(t + 1000))² where T is not known); d(d + 1)/2 numbers more. Merging
+        and learning are then exact up to rounding, and ``forget`` leaves a class's part of Σ.
     lr : float
         Learning rate of Adam.
     schedule : {"linear", "constant"}
@@ -162,6 +169,7 @@ class PEC(ErrorClassifier):
         budget: int | None = None,
         ensemble: int = 1,
         teacher: str | Callable[[Tensor], Tensor] = "random",
+        metric: str = "plain",
         lr: float = 0.001,
         schedule: str = "linear",
         expected_samples: int | Mapping[Any, int] | None = None,
@@ -186,6 +194,7 @@ class PEC(ErrorClassifier):
         self.budget = budget
         self.ensemble = ensemble
         self.teacher = teacher
+        self.metric = metric
         self.lr = lr
         self.schedule = schedule
         self.expected_samples = expected_samples
@@ -201,7 +210,7 @@ class PEC(ErrorClassifier):
 
     LASTING = (
         *("architecture", "student_width", "teacher_width", "output_dim", "pool", "hidden_layers"),
-        *("activation", "init", "budget", "ensemble", "teacher", "mean", "std"),
+        *("activation", "init", "budget", "ensemble", "teacher", "metric", "mean", "std"),
     )
     _pairs: list[Pair]
     _expected: dict[Any, int]
@@ -333,8 +342,16 @@ class PEC(ErrorClassifier):
         for label, at in groups.items():
             order, rates = plans[label]
             if len(order):
-                x = self._tensor(raw[at])
-                yield Lesson(self._slots[label], x, pair.teacher(x), order, rates)
+                x, slot = self._tensor(raw[at]), self._slots[label]
+                weights = self._weights(label, slot, len(order)) if pair.students.moment else None
+                yield Lesson(slot, x, pair.teacher(x), order, rates, weights)
+
+    def _weights(self, label: Any, slot: int, n: int) -> Tensor:
+        """Return what the errors of a class's next n samples count in their covariance."""
+        t = torch.arange(1.0, n + 1) + self._seen[slot]
+        expected = self._awaited(label)
+        share = t / (t + SETTLED) if expected is None else (t / expected).clamp(max=1)
+        return share.square()
 
     # ---------------------------------------------------------------------- scoring
 
@@ -366,6 +383,8 @@ class PEC(ErrorClassifier):
         for mine, theirs in zip(self._pairs, other._pairs, strict=True):
             students = theirs.students
             mine.students.add(students.rows, students.moments, students.steps)
+            if mine.students.moment is not None and students.moment is not None:
+                mine.students.moment.merge(students.moment)
         for label in other._labels:
             if (expected := other._awaited(label)) is not None:
                 self._expected[label] = expected
@@ -416,6 +435,8 @@ class PEC(ErrorClassifier):
             tensors[f"{k}.students"] = pair.students.rows
             if optimizer:
                 tensors[f"{k}.first"], tensors[f"{k}.second"] = pair.students.moments
+            if (moment := pair.students.moment) is not None:
+                tensors[f"{k}.moment"], tensors[f"{k}.weight"] = moment.matrix, moment.weight
         values = {
             "expected": list(self._expected.items()),
             "steps": [pair.students.steps for pair in self._pairs],
@@ -431,6 +452,9 @@ class PEC(ErrorClassifier):
                 pair.students.add(rows, moments, values["steps"][k])
             else:
                 pair.students.add(rows)
+            if (moment := pair.students.moment) is not None:
+                moment.matrix.copy_(tensors[f"{k}.moment"])
+                moment.weight.copy_(tensors[f"{k}.weight"])
         self._expected = dict(values["expected"])
 
     # ------------------------------------------------------------------------ set-up
@@ -443,8 +467,11 @@ class PEC(ErrorClassifier):
 
     @property
     def n_parameters_(self) -> int:
-        """Trainable numbers of all classes."""
-        return self.n_parameters_per_class_ * len(self._labels)
+        """Trainable numbers of all classes, and those of the whitened metric."""
+        dims = [p.students.architecture.output_dim for p in self._pairs if p.students.moment]
+        return self.n_parameters_per_class_ * len(self._labels) + sum(
+            d * (d + 1) // 2 for d in dims
+        )
 
     def _start(self) -> None:
         """Draw teachers and the students' common starting point."""
@@ -455,6 +482,8 @@ class PEC(ErrorClassifier):
             teacher = self._teacher(member)
             seed = self._seed(STUDENT, member)
             students = Students(self._student(teacher), self.init, seed, self.device_)
+            if self.metric == "whitened":
+                students.moment = Moment(students.architecture.output_dim, self.device_)
             self._pairs.append(Pair(teacher, students))
 
     def _teacher(self, member: int) -> Teacher | CustomTeacher:
@@ -504,6 +533,7 @@ class PEC(ErrorClassifier):
         one_of("architecture", self.architecture, ("auto", *KINDS))
         one_of("activation", self.activation, ("auto", *ACTIVATIONS))
         one_of("init", self.init, INITS)
+        one_of("metric", self.metric, ("plain", "whitened"))
         one_of("schedule", self.schedule, ("linear", "constant"))
         one_of("channels", self.channels, ("auto", "first", "last"))
         if not callable(self.teacher):

@@ -43,9 +43,7 @@ def learn(
         whole = len(lesson.order) // batch_size * batch_size
         start = whole if whole // batch_size >= WORTH else 0
         if start < len(lesson.order):  # a last, partial batch or a short lesson
-            rest = Lesson(
-                lesson.slot, lesson.x, lesson.target, lesson.order[start:], lesson.rates[start:]
-            )
+            rest = lesson.part(slice(start, None))
             losses[lesson.slot].append(students.learn_one(rest, batch_size))
     return [(lesson.slot, torch.cat(losses[lesson.slot])) for lesson in lessons]
 
@@ -88,6 +86,13 @@ class _Run:
             table[2, :n, c, 0] = -rates / (1 - BETA1**count)
             table[3, :n, c, 0] = (1 - BETA2**count).rsqrt()
         self.index, self.table = index.to(device), table.float().to(device)
+        self.weights: Tensor | None = None  # of errors in their covariance
+        if students.moment is not None:
+            weights = torch.zeros(self.length + 1, TOGETHER, batch_size)
+            for c, (lesson, n) in enumerate(zip(lessons, self.steps, strict=True)):
+                if lesson.weights is not None:
+                    weights[:n, c] = lesson.weights[: n * batch_size].view(n, batch_size)
+            self.weights = weights.to(device)
         self.loss = torch.zeros(self.length + 1, TOGETHER, batch_size, device=device)
         self.t = torch.zeros(1, dtype=torch.int64, device=device)
 
@@ -131,6 +136,9 @@ class _Run:
         y, tape = forward(nets, x)
         error = y - self.target.index_select(0, at).unflatten(0, shape)
         self.loss.index_copy_(0, self.t, error.square().mean(2).unsqueeze(0))
+        if self.students.moment is not None and self.weights is not None:
+            weights = self.weights.index_select(0, self.t).flatten()
+            self.students.moment.add(error.flatten(0, 1), weights)
         backward(nets, tape, error * (2 / (self.batch_size * self.arch.output_dim)), grads)
         new1, new2, rate, scale = self.table.index_select(1, self.t)[:, 0].unbind(0)
         gradient = self.gradient[: len(self.slots)]

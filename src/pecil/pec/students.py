@@ -17,7 +17,7 @@ the parameters of class c, a second and a third matrix the two moments of its Ad
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from pecil.pec.networks import (
 BETA1, BETA2, ADAM_EPS = 0.9, 0.999, 1e-8  # Adam's defaults
 FLUSH_EVERY, TINY = 64, 1e-30  # moments below TINY are set to 0 before they turn denormal
 SMALL = 2**16  # numbers of a student below which calling operations costs more than they do
+SHRINKAGE = 0.01  # of the covariance of errors; anything from 0.001 to 0.1 does
 TOGETHER = 10  # students trained side by side
 LONG = 128  # steps from which on that pays on a CPU
 PREPARED = 64  # samples whose patches are laid out at a time
@@ -56,6 +57,8 @@ class Lesson:
         Indices into ``x`` in the order of learning; an index may come more than once.
     rates : list of float
         Learning rate at each position of ``order``; a batch uses that of its first sample.
+    weights : Tensor, optional
+        What the error at each position counts in the covariance of errors, if one is kept.
     """
 
     slot: int
@@ -63,6 +66,45 @@ class Lesson:
     target: Tensor
     order: Tensor
     rates: list[float]
+    weights: Tensor | None = None
+
+    def part(self, span: slice) -> "Lesson":
+        """Return a stretch of this lesson."""
+        weights = None if self.weights is None else self.weights[span]
+        return replace(self, order=self.order[span], rates=self.rates[span], weights=weights)
+
+
+class Moment:
+    """The weighted second moment of errors e = g_c(x) − h(x), all classes together.
+
+    Each error is taken just before its sample is learned. Its inverse is the metric of
+    whitened errors, eᵀ Σ̃⁻¹ e / d, with Σ̃ = (1 − a)·Σ + a·tr(Σ)/d·I and a = 0.01.
+    """
+
+    def __init__(self, dim: int, device: torch.device) -> None:
+        self.matrix = torch.zeros(dim, dim, device=device)  # Σ w e eᵀ
+        self.weight = torch.zeros((), device=device)  # Σ w
+
+    def add(self, errors: Tensor, weights: Tensor) -> None:
+        """Take in errors (n, d) with their weights (n,)."""
+        self.matrix.addmm_((errors * weights.unsqueeze(1)).T, errors)
+        self.weight += weights.sum()
+
+    def merge(self, other: "Moment") -> None:
+        """Add another moment."""
+        self.matrix += other.matrix.to(self.matrix.device)
+        self.weight += other.weight.to(self.weight.device)
+
+    def whitener(self) -> Tensor:
+        """Return the matrix Q, (d, d), for which ‖Qe‖² is the whitened error of e."""
+        if float(self.weight) == 0:
+            return torch.eye(len(self.matrix), device=self.matrix.device)
+        covariance = self.matrix.double() / self.weight.double()
+        covariance *= 1 - SHRINKAGE
+        covariance.diagonal().add_(SHRINKAGE * covariance.diagonal().mean() + 1e-12)
+        lower = torch.linalg.cholesky(covariance)
+        eye = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
+        return torch.linalg.solve_triangular(lower, eye, upper=False).float()
 
 
 class Students:
@@ -82,12 +124,15 @@ class Students:
         Where every student starts, (1, row).
     steps : list of int
         Adam steps taken by each student.
+    moment : Moment or None
+        Of all students' errors; set it to have it kept and used.
     """
 
     def __init__(
         self, architecture: Architecture, init: str, seed: int, device: torch.device
     ) -> None:
         self.architecture = architecture
+        self.moment: Moment | None = None
         generator = torch.Generator().manual_seed(seed)
         self.start = draw(architecture, init, generator).to(device)
         self.steps: list[int] = []
@@ -233,7 +278,11 @@ class Students:
                 if (done[c] + t + 1) % FLUSH_EVERY == 0:
                     _flush(first)
                     _flush(second)
-        return errors[:, :, 0].square_().mean(2).T
+        errors = errors[:, :, 0]
+        if self.moment is not None:
+            weights = torch.stack([w[span] for w in _weights(lessons)], 1)
+            self.moment.add(errors.flatten(0, 1), weights.flatten())
+        return errors.square_().mean(2).T
 
     def _network(self, slot: int) -> Stack:
         """Return a student as a stack of one, made once for a stream of single samples."""
@@ -249,7 +298,7 @@ class Students:
         rates = lesson.rates[::batch_size]
         counts = torch.arange(1.0, len(rates) + 1, device=row.device).add_(self.steps[slot])
         steps = iter(zip(counts.unbind(), rates, strict=True))
-        losses = []
+        losses, start = [], 0
         for part in lesson.order.split(max(1, PREPARED // batch_size) * batch_size):
             inputs = arch.inputs(lesson.x[part]).split(batch_size)
             targets = lesson.target[part].split(batch_size)
@@ -265,7 +314,12 @@ class Students:
                 if self.steps[slot] % FLUSH_EVERY == 0:
                     _flush(first)
                     _flush(second)
-            losses.append(torch.cat(errors, 1)[0].square_().mean(1))
+            residuals = torch.cat(errors, 1)[0]
+            if self.moment is not None and lesson.weights is not None:
+                weights = lesson.weights[start : start + len(part)]
+                self.moment.add(residuals, weights.to(residuals.device))
+            start += len(part)
+            losses.append(residuals.square_().mean(1))
         return torch.cat(losses)
 
     def errors(self, x: Tensor, target: Tensor) -> Tensor:
@@ -274,13 +328,22 @@ class Students:
         nets = Stack.over(arch, self.rows)
         chunk = max(1, cached(x.device) // (arch.temporaries * len(self)))
         out = x.new_empty(len(x), len(self))
+        whitener = None if self.moment is None else self.moment.whitener().T
         with torch.no_grad():
             for part, wanted, row in zip(
                 x.split(chunk), target.split(chunk), out.split(chunk), strict=True
             ):
                 y, _ = forward(nets, arch.inputs(part).unsqueeze(0))
-                row.copy_(y.sub_(wanted).square_().mean(2).T)
+                error = y.sub_(wanted)
+                if whitener is not None:
+                    error = error @ whitener
+                row.copy_(error.square_().mean(2).T)
         return out
+
+
+def _weights(lessons: list[Lesson]) -> Iterator[Tensor]:
+    for lesson in lessons:
+        yield torch.ones(len(lesson.order)) if lesson.weights is None else lesson.weights
 
 
 @contextlib.contextmanager

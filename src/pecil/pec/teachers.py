@@ -178,8 +178,6 @@ class Filters:
     mirror : bool
         Add the responses to the mirrored image and keep the left half of each grid: mirror
         images get the same features.
-    coarse : int
-        Filters of this size and above look at every second position only.
     reduce : int, optional
         Side of the squares of pixels that are averaged first; by default 1 up to 64 pixels,
         else what brings the shorter side near 40.
@@ -201,7 +199,6 @@ class Filters:
     signed: bool = True
     spread: int = 1
     mirror: bool = True
-    coarse: int = 8
     reduce: int | None = None
 
     def __post_init__(self) -> None:
@@ -222,11 +219,8 @@ class Filters:
             if not values or not all(isinstance(v, int) and v >= 1 for v in values):
                 raise ValueError(f"{name} must be whole numbers of at least 1, but are {values}")
             object.__setattr__(self, name, values)
-        if self.coarse < 1 or (self.reduce is not None and self.reduce < 1):
-            raise ValueError(
-                "expected coarse >= 1 and reduce None or >= 1, but they are "
-                f"{self.coarse} and {self.reduce}"
-            )
+        if self.reduce is not None and self.reduce < 1:
+            raise ValueError(f"reduce must be None or at least 1, but it is {self.reduce}")
         if self.ridge <= 0 or self.threshold < 0 or not 0 <= self.grey <= 1 or self.spread < 1:
             raise ValueError(
                 "expected ridge > 0, threshold >= 0, grey between 0 and 1 and spread >= 1, but "
@@ -329,9 +323,8 @@ class _Filters:
     def _features(self, x: Tensor, out: Tensor, room: Tensor) -> None:
         start, (_, _, height, width) = 0, x.shape
         for bank in self.banks:
-            stride = 2 if bank.size >= self.recipe.coarse else 1
-            shape = ((height - bank.size) // stride + 1, (width - bank.size) // stride + 1)
-            patches = _normalised(F.unfold(x, bank.size, stride=stride).transpose(1, 2))
+            shape = (height - bank.size + 1, width - bank.size + 1)
+            patches = _normalised(F.unfold(x, bank.size).transpose(1, 2))
             n, positions, filters = *patches.shape[:2], bank.weight.shape[1]
             z = room[: n * positions * filters].view(n * positions, filters)
             torch.mm(patches.view(n * positions, -1), bank.weight, out=z)
@@ -440,7 +433,7 @@ RECIPES: dict[str, Recipe] = {
     "strokes": Filters(
         prior="strokes", sizes=(7,), grids=(3,), ridge=3.0, threshold=0.4, spread=8, mirror=False
     ),
-    "signs": Filters(sizes=(5, 8), grids=(3, 4), grey=1.0, signed=False, mirror=False),
+    "signs": Filters(sizes=(5, 8), grids=(3, 4), ridge=3.0, grey=1.0, signed=False, mirror=False),
     "relu": RandomFeatures("relu"),
     "rbf": RandomFeatures("rbf"),
     "identity": Identity(),

@@ -59,7 +59,7 @@ class WhitenedPEC(ErrorClassifier):
         "identity" (inputs are embeddings already); a :class:`~pecil.pec.teachers.Filters` or
         :class:`~pecil.pec.teachers.RandomFeatures` of your own; or any callable, say a
         pre-trained ``torch.nn.Module``, that maps samples (n, *input_shape) to (n, D).
-        "auto" takes "natural" for colour images, "strokes" for grey ones, "relu" for vectors.
+        "auto" takes "natural" for colour images, "strokes" for grey ones, "rbf" for vectors.
     memory : float, optional
         Numbers that the model may hold: D becomes the largest for which the upper triangle of
         the covariance and ``expected_classes`` means fit. By default 11.2 million for "natural"
@@ -503,7 +503,7 @@ class WhitenedPEC(ErrorClassifier):
         if self.teacher != "auto":
             return str(self.teacher) if isinstance(self.teacher, str) else ""
         if len(self.input_shape_) == 1:
-            return "relu"
+            return "rbf"
         return "strokes" if self.input_shape_[0] == 1 else "natural"
 
     def _dim(self) -> int:
