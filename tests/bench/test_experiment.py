@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from importlib import resources
 
 import numpy as np
@@ -64,8 +66,54 @@ def test_the_papers_settings_have_the_papers_size(dataset, lr, parameters):
     assert learner.n_parameters == parameters
 
 
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_every_dataset_has_its_teacher_and_memory(dataset):
+    settings, info = planned("whitened_pec", dataset).settings, DATASETS[dataset]
+    assert settings.get("teacher", "") == info.pictures
+    small = {"digits": 17_600, "mnist": 89_600, "fashion_mnist": 89_600}
+    assert settings["memory"] == small.get(dataset, 11_200_000)
+    assert planned("randumb", dataset).settings.get("flip", False) == info.mirror
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "gone"),
+    [
+        ("whitened_pec", "dim", "memory"),
+        ("randumb", "memory", "dim"),
+        ("pec", "budget", "output_dim"),
+    ],
+)
+def test_a_setting_takes_the_place_of_the_one_whose_work_it_does(method, given, gone):
+    assert gone in planned(method, "digits").settings
+    settings = planned(method, "digits", **{given: 3000}).settings
+    assert settings[given] == 3000 and gone not in settings
+
+
+def test_whitened_pec_learns_the_same_from_any_split_and_holds_what_it_may():
+    small = {"teacher": "relu", "memory": 5000}
+    together = run(planned("whitened_pec", "digits", **small), device="cpu")
+    apart = run(planned("whitened_pec", "digits", "5/2", **small), device="cpu", per_task=True)
+    assert together.accuracy == pytest.approx(apart.accuracy, abs=0.006)  # two samples of 355
+    assert apart.accuracy_after_task[-1] == apart.accuracy > 0.9
+    assert 4800 < together.n_parameters == apart.n_parameters <= 5000
+    assert together.experiment.settings == small
+
+
+def test_a_machine_without_the_extras_can_run_experiments():
+    program = """
+import sys
+extras = "typer rich matplotlib safetensors PIL pyarrow huggingface_hub pandas"
+sys.modules.update(dict.fromkeys(extras.split()))
+from pecil.bench.experiment import planned, run
+from pecil.bench import figures, store, tables
+print(run(planned("nearest_mean", "digits"), device="cpu").accuracy > 0.8)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 def test_unknown_names_are_refused_with_the_choice():
-    with pytest.raises(ValueError, match="method out of pec, finetuning, got 'er'"):
+    with pytest.raises(ValueError, match="method out of whitened_pec, pec, .*, got 'er'"):
         planned("er", "digits")
     with pytest.raises(ValueError, match="pec has no setting lrr; it has .*lr, "):
         planned("pec", "digits", lrr=1)
@@ -133,7 +181,8 @@ def test_own_data_with_labels_of_text(tmp_path):
     x = (random.normal(size=(100, 3)) + 5 * (y == "bee")[:, None]).astype(np.float32)
     np.savez(tmp_path / "own.npz", train_x=x, train_y=y, test_x=x, test_y=y)
     for method in METHODS:
-        result = run(planned(method, str(tmp_path / "own.npz"), "1/2"), device="cpu")
+        size = {"dim": 50} if method in ("whitened_pec", "randumb") else {}
+        result = run(planned(method, str(tmp_path / "own.npz"), "1/2", **size), device="cpu")
         assert set(result.accuracy_per_class) == {"ant", "bee"}
         assert result.accuracy > 0.6
 

@@ -35,6 +35,7 @@ def test_the_registry_is_whole(info):
     for values in (info.mean, info.std):
         assert values is None or (len(values) == channels and all(0 < v < 1 for v in values))
     assert (info.mean is None) == (info.std is None)
+    assert info.pictures in (("",) if len(info.shape) == 1 else ("natural", "strokes", "signs"))
     gettable = info.tables or info.how or info.source in {*DATASETS, "scikit-learn"}
     assert gettable, "a dataset must say how to get it"
 

@@ -21,6 +21,12 @@ from pecil.methods import METHODS, Learner, check_settings
 from pecil.methods.learner import Array
 
 Progress = Callable[[int, int], object]
+INSTEAD = {  # settings of which one does the work of the other
+    "memory": "dim",
+    "dim": "memory",
+    "budget": "output_dim",
+    "output_dim": "budget",
+}
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class Result:
     seconds: dict[str, float]
     """To load, fit and test."""
     n_parameters: int
-    """Trainable, all classes together."""
+    """The numbers that the learner holds, all classes together."""
     device: str
     versions: dict[str, str]
     data_note: str = ""
@@ -98,15 +104,23 @@ class Result:
         return cls(experiment, **{name: row[name] for name in found})
 
 
-def settings_for(method: str, dataset: str) -> dict[str, Any]:
-    """Return the settings chosen for a method on a dataset, empty where there are none."""
-    if dataset not in DATASETS:
-        return {}
-    file = resources.files("pecil.bench") / "settings" / f"{dataset}.toml"
-    if not file.is_file():
-        return {}
-    chosen: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get(method, {})
-    return chosen
+def settings_for(method: str, dataset: str, **changes: Any) -> dict[str, Any]:
+    """Return the settings chosen for a method on a dataset, some of them changed.
+
+    They are what the dataset itself decides and what ``settings/DATASET.toml`` says; data of
+    the user's own has none but the changes.
+    """
+    chosen: dict[str, Any] = {}
+    if dataset in DATASETS:
+        decided = METHODS[method].of_dataset.items()
+        values = {name: getattr(DATASETS[dataset], of) for name, of in decided}
+        chosen = {name: value for name, value in values.items() if value}
+        file = resources.files("pecil.bench") / "settings" / f"{dataset}.toml"
+        if file.is_file():
+            chosen |= tomllib.loads(file.read_text(encoding="utf-8")).get(method, {})
+    for name in changes:
+        chosen.pop(INSTEAD.get(name, ""), None)
+    return chosen | changes
 
 
 def planned(
@@ -125,14 +139,14 @@ def planned(
     seed : int
         Decides the order of the stream and the method's own random numbers.
     **changes
-        Settings other than those in ``settings/DATASET.toml``.
+        Settings other than those of `settings_for`.
     """
     if method not in METHODS:
         raise ValueError(f"expected a method out of {', '.join(METHODS)}, got {method!r}")
     check_settings(method, changes, METHODS[method].settings)
     if split is None:
         split = f"{_n_classes(dataset)}/1"
-    return Experiment(method, dataset, split, seed, settings_for(method, dataset) | changes)
+    return Experiment(method, dataset, split, seed, settings_for(method, dataset, **changes))
 
 
 def run(
@@ -144,8 +158,8 @@ def run(
 ) -> Result:
     """Carry out an experiment.
 
-    A method whose classes are learned apart gets the whole stream at once: the
-    model is the same, and it can take its fastest path.
+    A method to which portions do not matter gets the whole stream at once: the model
+    is the same, and it can take its fastest path.
 
     Parameters
     ----------

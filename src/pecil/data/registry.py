@@ -45,6 +45,9 @@ class DatasetInfo:
     std: Channels = None
     mirror: bool = False
     """Whether the mirror image of a sample is still of its class."""
+    pictures: str = ""
+    """What kind its pictures are, by the name of the teacher of whitened PEC that is made for
+    them: natural, strokes or signs; empty for vectors."""
     note: str = ""
     """What has to be known when its numbers are read."""
     class_names: tuple[str, ...] | None = None
@@ -116,6 +119,7 @@ DATASETS: dict[str, DatasetInfo] = {
             n_test=355,
             source="scikit-learn",
             licence="CC BY 4.0",
+            pictures="strokes",
             class_names=tuple(_DIGITS.split()),
         ),
         DatasetInfo(
@@ -126,6 +130,7 @@ DATASETS: dict[str, DatasetInfo] = {
             n_test=10_000,
             source="ylecun/mnist",
             licence="MIT, as the hub states it",
+            pictures="strokes",
             class_names=tuple(_DIGITS.split()),
             tables=hub.Tables("mnist"),
         ),
@@ -137,6 +142,7 @@ DATASETS: dict[str, DatasetInfo] = {
             n_test=10_000,
             source="zalando-datasets/fashion_mnist",
             licence="MIT",
+            pictures="strokes",
             mirror=True,
             class_names=tuple(_FASHION.split()),
             tables=hub.Tables("fashion_mnist"),
@@ -149,6 +155,7 @@ DATASETS: dict[str, DatasetInfo] = {
             n_test=26_032,
             source="ufldl-stanford/svhn",
             licence=_SVHN_LICENCE,
+            pictures="signs",
             mean=_SVHN_MEAN,
             std=_SVHN_STD,
             class_names=tuple(_DIGITS.split()),
@@ -162,6 +169,7 @@ DATASETS: dict[str, DatasetInfo] = {
             n_test=15_950,
             source="svhn",
             licence=_SVHN_LICENCE,
+            pictures="signs",
             mean=_SVHN_MEAN,
             std=_SVHN_STD,
             note="the first images of each class, as many as the smallest class has",
@@ -175,6 +183,7 @@ DATASETS: dict[str, DatasetInfo] = {
             n_test=10_000,
             source="uoft-cs/cifar10",
             licence=_CIFAR_LICENCE,
+            pictures="natural",
             mean=_CIFAR10_MEAN,
             std=_CIFAR10_STD,
             mirror=True,
@@ -189,6 +198,7 @@ DATASETS: dict[str, DatasetInfo] = {
             n_test=10_000,
             source="cifar10",
             licence=_CIFAR_LICENCE,
+            pictures="natural",
             mean=_CIFAR10_MEAN,
             std=_CIFAR10_STD,
             mirror=True,
@@ -203,6 +213,7 @@ DATASETS: dict[str, DatasetInfo] = {
             n_test=10_000,
             source="uoft-cs/cifar100",
             licence=_CIFAR_LICENCE,
+            pictures="natural",
             n_classes=100,
             mean=(0.5071, 0.4867, 0.4408),
             std=(0.2675, 0.2565, 0.2761),
@@ -218,6 +229,7 @@ DATASETS: dict[str, DatasetInfo] = {
             n_test=10_000,
             source="ImageNet, cut to 100 classes (Vinyals et al., 2016)",
             licence="ImageNet's terms: non-commercial research",
+            pictures="natural",
             n_classes=100,
             mean=(0.4729, 0.4487, 0.4030),
             std=(0.2833, 0.2752, 0.2886),

@@ -1,20 +1,40 @@
 """The methods that can be run and compared, one registry."""
 
 import inspect
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pecil.methods.finetuning import FineTuning
-from pecil.methods.learner import Learner
+from pecil.methods.learner import Learner, check_settings
 from pecil.methods.pec import PECLearner
-from pecil.pec import PEC
+from pecil.methods.whitened import (
+    RECIPE_SETTINGS,
+    SLDA,
+    NearestMean,
+    RanDumb,
+    WhitenedLearner,
+    whitened_pec,
+)
+from pecil.pec import PEC, WhitenedPEC
 
-__all__ = ["METHODS", "FineTuning", "Learner", "Method", "PECLearner", "check_settings"]
+__all__ = [
+    "METHODS",
+    "SLDA",
+    "FineTuning",
+    "Learner",
+    "Method",
+    "NearestMean",
+    "PECLearner",
+    "RanDumb",
+    "WhitenedLearner",
+    "check_settings",
+    "whitened_pec",
+]
 
 NOT_CHOSEN = {  # given by the dataset, the stream, the experiment or the machine
     *("n_classes", "input_shape", "mean", "std", "channels", "expected_samples", "shuffle"),
-    *("seed", "random_state", "device", "teacher"),
+    *("expected_classes", "seed", "random_state", "device"),
 }
 
 
@@ -28,32 +48,46 @@ class Method:
     description: str
     learner: Callable[..., Learner]
     """Makes a learner from n_classes, input_shape, mean, std, seed, device and settings."""
-    options: Callable[..., Any]
-    """The class whose keyword parameters are the settings."""
+    options: tuple[str, ...]
+    """What can be said of it by name, in a file or on a command line."""
     buffer: bool = False
     """Does it keep samples to replay them?"""
     independent: bool = False
-    """Are classes learned apart, so that the stream may be handed over in any portions?"""
+    """Is the model the same in whatever portions the stream is handed over?"""
+    of_dataset: Mapping[str, str] = field(default_factory=dict)
+    """Settings that a dataset decides, with the field of its `DatasetInfo` that does."""
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """The names of the settings that a user can choose."""
-        own = inspect.signature(self.options).parameters
+        """The names of the settings of an experiment."""
         stream = () if self.independent else ("batch_size", "epochs")
-        return (*(name for name in own if name not in NOT_CHOSEN), *stream)
+        return (*(name for name in self.options if name not in NOT_CHOSEN), *stream)
 
 
-def check_settings(owner: str, given: Iterable[str], allowed: Iterable[str]) -> None:
-    """Raise ValueError if a setting has a name that its owner does not know."""
-    if unknown := sorted(set(given) - set(allowed)):
-        raise ValueError(
-            f"{owner} has no setting {', '.join(unknown)}; it has {', '.join(allowed)}"
-        )
+def _parameters(owner: Callable[..., Any], but: str = "") -> tuple[str, ...]:
+    """Return the names of a class's own parameters."""
+    return tuple(
+        name
+        for name, parameter in inspect.signature(owner).parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD and name != but
+    )
 
 
 METHODS = {
     method.name: method
     for method in (
+        Method(
+            name="whitened_pec",
+            title="Whitened PEC",
+            reference="Zając, Tuytelaars and van de Ven (2024), with closed-form students and "
+            "the error in its own metric: see pecil.WhitenedPEC.",
+            description="The mean of what a frozen teacher says of a class is its student; "
+            "the smallest error, whitened by a shared covariance, names the class.",
+            learner=WhitenedLearner,
+            options=(*_parameters(WhitenedPEC), *RECIPE_SETTINGS),
+            independent=True,
+            of_dataset={"teacher": "pictures"},
+        ),
         Method(
             name="pec",
             title="PEC",
@@ -62,7 +96,38 @@ METHODS = {
             description="One student per class imitates a frozen random teacher; "
             "the student with the smallest error names the class.",
             learner=PECLearner,
-            options=PEC,
+            options=_parameters(PEC, but="teacher"),  # a callable
+            independent=True,
+        ),
+        Method(
+            name="randumb",
+            title="RanDumb",
+            reference="Prabhu, Sinha, Kumaraguru, Torr, Sener and Dokania (2024). Random "
+            "Representations Outperform Online Continually Learned Representations. NeurIPS.",
+            description="Means and shared covariance of random Fourier features of the pixels.",
+            learner=RanDumb,
+            options=_parameters(RanDumb),
+            independent=True,
+            of_dataset={"flip": "mirror"},
+        ),
+        Method(
+            name="slda",
+            title="SLDA",
+            reference="Hayes and Kanan (2020). Lifelong Machine Learning with Deep Streaming "
+            "Linear Discriminant Analysis. CVPR Workshops.",
+            description="Means and shared covariance of the pixels.",
+            learner=SLDA,
+            options=_parameters(SLDA),
+            independent=True,
+        ),
+        Method(
+            name="nearest_mean",
+            title="Nearest mean",
+            reference="Mensink, Verbeek, Perronnin and Csurka (2013). Distance-Based Image "
+            "Classification: Generalizing to New Classes at Near-Zero Cost. TPAMI 35.",
+            description="Means of the pixels; the nearest one names the class.",
+            learner=NearestMean,
+            options=_parameters(NearestMean),
             independent=True,
         ),
         Method(
@@ -72,7 +137,7 @@ METHODS = {
             "Networks. Psychology of Learning and Motivation 24.",
             description="A network trained on the stream as it comes; forgets. The lower end.",
             learner=FineTuning,
-            options=FineTuning,
+            options=_parameters(FineTuning),
         ),
     )
 }

@@ -1,6 +1,6 @@
 """What every method of the benchmark offers to the runner."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +14,7 @@ class Learner(Protocol):
 
     @property
     def n_parameters(self) -> int:
-        """The number of trainable parameters."""
+        """The numbers that it holds: parameters trained, or statistics gathered."""
 
     @property
     def device(self) -> torch.device:
@@ -31,3 +31,11 @@ class Learner(Protocol):
 
     def scores(self, x: Array) -> Array:
         """Return (n, n_classes), the higher the likelier; -inf for classes never seen."""
+
+
+def check_settings(owner: str, given: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raise ValueError if a setting has a name that its owner does not know."""
+    if unknown := sorted(set(given) - set(allowed)):
+        raise ValueError(
+            f"{owner} has no setting {', '.join(unknown)}; it has {', '.join(allowed) or 'none'}"
+        )
