@@ -6,9 +6,9 @@ from pecil.bench import Result, planned, tables
 from pecil.data import DATASETS
 
 
-def result(accuracy, dataset="mnist", seed=0, split=None, data_note="", **changes):
+def result(accuracy, dataset="mnist", seed=0, split=None, data_note="", method="pec", **changes):
     return Result(
-        planned("pec", dataset, split, seed, **changes),
+        planned(method, dataset, split, seed, **changes),
         accuracy,
         {},
         [],
@@ -67,6 +67,37 @@ def test_markdown_shows_ours_beside_the_papers():
     assert len({row.count("|") for row in rows}) == 1
 
 
+def test_a_wide_table_has_a_column_for_each_dataset_and_lines_of_the_paper_alone():
+    results = [
+        *(result(accuracy, seed=k) for k, accuracy in enumerate((0.92, 0.93))),
+        result(0.98, method="whitened_pec"),
+        result(0.88, "fashion_mnist", method="whitened_pec"),
+        result(0.50, method="whitened_pec", memory=100),
+    ]
+    lines = tables.markdown("whitened", results).splitlines()
+    rows = [[text.strip() for text in line.split("|")[1:4]] for line in lines if line[:1] == "|"]
+    assert rows == [
+        ["method", "MNIST", "Fashion-MNIST"],
+        ["---", "---", "---"],
+        ["PEC", "92.50 ± 0.50 (2)", "not run"],
+        ["PEC (paper)", "92.31 ± 0.13", ""],
+        ["best of Tables 1 and 2 (paper)", "92.31 ± 0.13", ""],
+        ["joint training, 1 epoch (paper)", "97.16 ± 0.04", ""],
+        ["Whitened PEC", "98.00 (1)", "88.00 (1)"],
+    ]
+    assert any(line.startswith("Best of Tables 1 and 2, ") for line in lines)
+
+
+def test_where_there_is_nothing_to_compare_nothing_agrees():
+    results = [result(0.98, method="whitened_pec")]
+    ours = cell("whitened", "mnist", "Whitened PEC", results)
+    papers = cell("whitened", "mnist", "joint training, 1 epoch", results)
+    assert (ours.paper, ours.agrees, ours.to_run) == (None, None, True)
+    assert ours.columns() == ("Whitened PEC", "MNIST", "98.00", "1", "", "", "")
+    assert (papers.ours, papers.agrees, papers.to_run) == ((), None, False)
+    assert papers.columns()[2:] == ("", "", "97.16 ± 0.04", "", "")
+
+
 def test_notes_stand_once_below_the_table_that_shows_the_numbers():
     results = [result(0.6, "balanced_svhn", seed, data_note="rebuilt") for seed in (0, 1)]
     text = tables.markdown("table1", [*results, result(0.9)])
@@ -82,5 +113,5 @@ def test_the_page_holds_every_table():
 
 
 def test_an_unknown_table_is_refused_with_the_choice():
-    with pytest.raises(ValueError, match=r"table1, default_lr, got 'table9'"):
+    with pytest.raises(ValueError, match=r"table1, default_lr, whitened, got 'table9'"):
         tables.cells("table9", [])

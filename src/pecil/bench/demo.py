@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from pecil.bench import figures
 from pecil.bench.experiment import Progress, planned, run
-from pecil.files import written_whole
 from pecil.methods import METHODS
 from pecil.methods.learner import Array
 
 LOOKS: dict[str, dict[str, Any]] = {  # told apart by line and marker as well as by colour
-    "pec": {"color": "#0b4f8a", "linestyle": "-", "marker": "o"},
+    "pec": figures.LOOKS["pec"],
     "finetuning": {"color": "#c2571a", "linestyle": "--", "marker": "s", "markerfacecolor": "w"},
 }
 
@@ -43,11 +43,7 @@ def curves(seeds: Sequence[int], progress: Progress | None = None) -> dict[str, 
 
 def plot(measured: Mapping[str, Array], path: str | os.PathLike[str]) -> None:
     """Draw what `curves` measured into a picture file; needs no display."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError('drawing needs matplotlib: pip install "pecil[plot]"') from error
-    figure = Figure(figsize=(7, 4), dpi=160, layout="constrained")
+    figure = figures.blank(7, 4)
     axes = figure.subplots()
     for method, accuracies in measured.items():
         mean, spread = 100 * accuracies.mean(axis=0), 100 * accuracies.std(axis=0)
@@ -71,7 +67,4 @@ def plot(measured: Mapping[str, Array], path: str | os.PathLike[str]) -> None:
     axes.set_xticks(n_classes)
     axes.set_xlim(0.7, n_classes[-1] + 0.3)
     axes.set_ylim(0, 104)
-    axes.grid(axis="y", color="0.9")
-    axes.spines[["top", "right"]].set_visible(False)
-    with written_whole(path) as temporary:
-        figure.savefig(temporary)
+    figures.save(figure, path)

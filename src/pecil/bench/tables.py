@@ -26,10 +26,14 @@ class Cell:
     method: str
     dataset: str
     ours: tuple[float, ...]
-    paper: float
-    paper_error: float
+    """By seed; empty where nothing was run."""
+    paper: float | None
+    """None where the paper has no number."""
+    paper_error: float = 0.0
     notes: tuple[str, ...] = ()
     """What has to be known about the data of our runs."""
+    to_run: bool = True
+    """False for what the paper alone has."""
 
     @property
     def mean(self) -> float:
@@ -42,26 +46,34 @@ class Cell:
         return standard_error(self.ours)
 
     @property
-    def agrees(self) -> bool:
-        """Whether ours is within max(1 point, 2 combined standard errors) of the paper's."""
+    def agrees(self) -> bool | None:
+        """Whether ours is within max(1 point, 2 combined standard errors) of the paper's.
+
+        None where there is nothing to compare.
+        """
+        if not self.ours or self.paper is None:
+            return None
         combined = float(np.hypot(self.error, self.paper_error))
         return abs(self.mean - self.paper) <= max(1.0, 2 * combined)
 
+    @property
+    def our_text(self) -> str:
+        """Our mean with its error, or why there is none."""
+        return with_error(self.ours) if self.ours else "not run" if self.to_run else ""
+
+    @property
+    def paper_text(self) -> str:
+        """The paper's number with its error, if there is one."""
+        return "" if self.paper is None else f"{self.paper:.2f} ± {self.paper_error:.2f}"
+
     def columns(self) -> tuple[str, ...]:
         """Return the texts under `HEADER`."""
-        paper = f"{self.paper:.2f} ± {self.paper_error:.2f}"
         title = DATASETS[self.dataset].title
-        if not self.ours:
-            return (self.method, title, "not run", "", paper, "", "")
-        return (
-            self.method,
-            title,
-            with_error(self.ours),
-            str(len(self.ours)),
-            paper,
-            f"{self.mean - self.paper:+.2f}",
-            "yes" if self.agrees else "no",
-        )
+        seeds = str(len(self.ours)) if self.ours else ""
+        compared = ("", "")
+        if self.ours and self.paper is not None:
+            compared = (f"{self.mean - self.paper:+.2f}", "yes" if self.agrees else "no")
+        return (self.method, title, self.our_text, seeds, self.paper_text, *compared)
 
 
 def standard_error(values: Sequence[float]) -> float:
@@ -112,18 +124,18 @@ def cells(name: str, results: Iterable[Result]) -> list[Cell]:
     for result in results:
         runs.setdefault(_kind(result.experiment), []).append(result)
     return [
-        _cell(row, dataset, runs.get(_kind(_experiment(row, dataset)), []))
+        _cell(row, dataset, runs)
         for row in tables[name]["rows"]
-        for dataset in row["paper"]
+        for dataset in row.get("datasets", row.get("paper", {}))
     ]
 
 
-def _experiment(row: Mapping[str, Any], dataset: str) -> Experiment:
-    return planned(row["method"], dataset, **row.get("settings", {}))
-
-
-def _cell(row: Mapping[str, Any], dataset: str, runs: Sequence[Result]) -> Cell:
-    accuracy, error = row["paper"][dataset]
+def _cell(row: Mapping[str, Any], dataset: str, by_kind: Mapping[str, Sequence[Result]]) -> Cell:
+    accuracy, error = row.get("paper", {}).get(dataset, (None, 0.0))
+    runs: Sequence[Result] = []
+    if "method" in row:
+        asked = planned(row["method"], dataset, **row.get("settings", {}))
+        runs = by_kind.get(_kind(asked), [])
     notes = [DATASETS[dataset].note, *(run.data_note for run in runs)] if runs else []
     return Cell(
         row["title"],
@@ -132,23 +144,51 @@ def _cell(row: Mapping[str, Any], dataset: str, runs: Sequence[Result]) -> Cell:
         paper=accuracy,
         paper_error=error,
         notes=tuple(dict.fromkeys(note for note in notes if note)),
+        to_run="method" in row,
     )
 
 
 def markdown(name: str, results: Iterable[Result]) -> str:
-    """Write a table, with what has to be known about its datasets below it."""
-    filled = cells(name, results)
-    lines = [HEADER, ("---",) * len(HEADER), *(cell.columns() for cell in filled)]
+    """Write a table, with what has to be known about it and its datasets below."""
+    filled, definition = cells(name, results), definitions()[name]
+    header, *lines = _wide(filled) if definition.get("wide") else _long(filled)
     notes = [f"{DATASETS[cell.dataset].title}: {note}." for cell in filled for note in cell.notes]
+    if "note" in definition:
+        notes.insert(0, f"{definition['note']}.")
     return "\n".join(
         [
-            f"## {name}: {definitions()[name]['title']}",
+            f"## {name}: {definition['title']}",
             "",
-            *("| " + " | ".join(line) + " |" for line in lines),
+            *("| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *lines)),
             *(f"\n{note}" for note in dict.fromkeys(notes)),
             "",
         ]
     )
+
+
+def _long(filled: Sequence[Cell]) -> list[Sequence[str]]:
+    """Lay cells out one a line."""
+    return [HEADER, *(cell.columns() for cell in filled)]
+
+
+def _wide(filled: Sequence[Cell]) -> list[Sequence[str]]:
+    """Lay cells out with a column for each dataset, the paper's numbers on lines of their own.
+
+    Ours have the number of seeds in brackets.
+    """
+    datasets = list(dict.fromkeys(cell.dataset for cell in filled))
+    lines: list[Sequence[str]] = [["method", *(DATASETS[dataset].title for dataset in datasets)]]
+    for method in dict.fromkeys(cell.method for cell in filled):
+        row = {cell.dataset: cell for cell in filled if cell.method == method}
+        ours = {
+            dataset: f"{cell.our_text} ({len(cell.ours)})" if cell.ours else cell.our_text
+            for dataset, cell in row.items()
+        }
+        paper = {dataset: cell.paper_text for dataset, cell in row.items()}
+        for title, texts in ((method, ours), (f"{method} (paper)", paper)):
+            if any(texts.values()):
+                lines.append([title, *(texts.get(dataset, "") for dataset in datasets)])
+    return lines
 
 
 def page(results: Sequence[Result]) -> str:
