@@ -11,10 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pecil import PEC, cli
+from pecil import PEC, WhitenedPEC, cli, load
 from pecil.cli import main
 
-SMALL = ["--teacher-width", "60", "--student-width", "4", "--set", "output_dim=10"]
+SMALL = [
+    *("--method", "pec", "--teacher-width", "60", "--student-width", "4"),
+    *("--set", "output_dim=10"),
+]
+WHITENED = ["--memory", "2000"]
 
 
 @pytest.fixture
@@ -106,6 +110,79 @@ def test_fit_learn_predict_on_own_data(tmp_path, data, ok):
     np.testing.assert_allclose(
         [row["novelty"] for row in predicted["predictions"]], loaded.novelty(x), rtol=1e-5
     )
+
+
+def test_whitened_pec_is_what_is_fitted_unless_asked_otherwise(tmp_path, data, ok, pecil):
+    path = tmp_path / "model.pecil"
+    fitted = ok("fit", data("ab", test=True), "-o", path, *WHITENED)
+    assert (fitted["kind"], fitted["settings"]["memory"]) == ("WhitenedPEC", 2000)
+    assert fitted["accuracy"] > 0.9
+    n_features = fitted["n_features"]
+    assert fitted["n_parameters"] == n_features * (n_features + 1) // 2 + 2 * n_features
+    assert "n_parameters_per_class" not in fitted
+    assert ok("fit", data("ab"), "-o", tmp_path / "pec.pecil", *SMALL)["kind"] == "PEC"
+
+    learned = ok("learn", path, data("bc", test=True))
+    assert [c["samples"] for c in learned["classes"]] == [30, 60, 30]
+    assert learned["accuracy"] > 0.8
+    predicted = ok("predict", path, data("abc", seed=2), "--novelty")
+    x, y = samples(list("abc"), seed=2)
+    loaded = load(path)
+    assert isinstance(loaded, WhitenedPEC)
+    assert [row["label"] for row in predicted["predictions"]] == loaded.predict(x).tolist()
+    assert predicted["accuracy"] == loaded.score(x, y) > 0.8
+    np.testing.assert_allclose(
+        [row["novelty"] for row in predicted["predictions"]], loaded.novelty(x), rtol=1e-5
+    )
+    assert ok("info", path)["classes"] == learned["classes"]
+    code, out, _ = pecil("info", path)
+    assert code == 0
+    assert re.search(r"kind +WhitenedPEC\n", out)
+    assert re.search(r"features +\d+\n", out)
+
+
+def test_merging_whitened_models_equals_learning_all_samples_at_once(tmp_path, data, ok, pecil):
+    paths = [tmp_path / f"{k}.pecil" for k in range(4)]
+    parts = data("ab", seed=1), data("bc", seed=2)
+    for path, part in zip(paths, parts, strict=False):
+        ok("fit", part, "-o", path, *WHITENED)
+    x, y = (
+        np.concatenate(both) for both in zip(*(np.load(p).values() for p in parts), strict=True)
+    )
+    np.savez(tmp_path / "all.npz", x=x, y=y)
+    ok("fit", tmp_path / "all.npz", "-o", paths[2], *WHITENED)
+    merged = ok("merge", *paths[:2], "-o", paths[3])
+    assert [c["samples"] for c in merged["classes"]] == [30, 60, 30]
+    at_once, apart = (load(path).discriminants(x) for path in paths[2:])
+    np.testing.assert_allclose(apart, at_once, rtol=1e-3, atol=1e-3)
+
+    ok("fit", parts[0], "-o", paths[2], *SMALL)
+    code, _, err = pecil("merge", paths[0], paths[2], "-o", paths[3])
+    assert code == 1
+    assert "can only merge with a WhitenedPEC, not PEC" in err
+
+
+def test_a_recipe_can_be_changed_and_is_saved(tmp_path, ok, pecil):
+    path = tmp_path / "model.pecil"
+    recipe = ("--set", "ridge=1.0", "--set", "sizes=[3]", "--set", "grids=[2]", "--set", "spread=1")
+    fitted = ok("fit", "digits", "-o", path, *recipe, "--set", "dim=80")
+    settings = fitted["settings"]
+    assert (settings["dim"], settings["memory"], settings["expected_classes"]) == (80, None, 10)
+    teacher = settings["teacher"]
+    assert (teacher["recipe"], teacher["prior"], teacher["ridge"]) == ("Filters", "strokes", 1.0)
+    assert (teacher["sizes"], teacher["grids"]) == ([3], [2])
+    assert ok("info", path)["settings"]["teacher"] == teacher
+    assert load(path).teacher.sizes == (3,)
+
+
+def test_a_dataset_decides_teacher_memory_and_classes_to_expect_unless_told_otherwise():
+    def chosen(data, **given):
+        model = cli._new(cli.Estimator.WHITENED_PEC, data, given)
+        return model.teacher, model.memory, model.dim, model.expected_classes
+
+    assert chosen("cifar100") == ("natural", 11_200_000, None, 100)
+    assert chosen("svhn", dim=50, expected_classes=3) == ("signs", None, 50, 3)
+    assert chosen("own.npz") == ("auto", None, None, 10)
 
 
 def test_learning_into_another_file_leaves_the_model_alone(tmp_path, data, model, ok):
@@ -270,6 +347,24 @@ def test_run_takes_seeds_and_settings_and_stores_results(tmp_path, ok, pecil):
     assert re.search(r"accuracy +[\d.]+ ± [\d.]+ %\nseeds +0, 1\n", out)
 
 
+def test_results_of_whitened_pec_become_a_figure(tmp_path, ok, pecil, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = ("run", "whitened_pec", "digits", "--save-results", "all.jsonl", "--set", "memory=1000")
+    (usual,) = ok(*small)
+    assert usual["settings"] == {"teacher": "strokes", "memory": 1000}
+    ok(*small, "--set", "teacher=relu")
+    ok("run", "nearest_mean", "digits", "--seeds", 2, "--save-results", "all.jsonl")
+    drawn = ok("figure", "memory", "--results", "all.jsonl")
+    assert drawn["figure"] == "pecil-memory.png"
+    assert [(p["method"], p["held"], p["seeds"]) for p in drawn["points"]] == [
+        ("whitened_pec", usual["n_parameters"], 1),  # another teacher is another curve
+        ("nearest_mean", 640, 2),
+    ]
+    assert (tmp_path / "pecil-memory.png").read_bytes().startswith(b"\x89PNG")
+    code, out, _ = pecil("figure", "memory", "--results", "all.jsonl", "-o", "m.png")
+    assert (code, out) == (0, "figure  m.png\npoints  2\n")
+
+
 def test_tables_are_made_from_stored_results(tmp_path, ok, pecil):
     folder = tmp_path / "results"
     folder.mkdir()
@@ -291,7 +386,7 @@ def test_tables_are_made_from_stored_results(tmp_path, ok, pecil):
 @pytest.mark.parametrize("kind", ["methods", "datasets", "tables"])
 def test_lists(kind, ok, pecil):
     names = [row["name"] for row in ok("list", kind)]
-    assert {"methods": "pec", "datasets": "digits", "tables": "table1"}[kind] in names
+    assert {"methods": "whitened_pec", "datasets": "digits", "tables": "table1"}[kind] in names
     code, out, _ = pecil("list", kind)
     assert code == 0
     assert all(name in out for name in names)
@@ -313,22 +408,49 @@ def test_demo_prints_a_table_and_saves_a_plot(tmp_path, ok, pecil):
         ("fit nothing.csv -o m.pecil", "'nothing.csv' is neither a dataset nor a path"),
         ("fit digits -o no/such/m.pecil", "there is no folder no/such"),
         ("fit digits -o results", "cannot write results: it is a folder"),
-        ("fit digits -o m.pecil --set lrr=1", "PEC has no setting lrr; it has activation, "),
-        ("fit digits -o m.pecil --lr -1", "lr must be a positive number, but it is -1"),
-        ("fit digits -o m.pecil --set lr=fast", "lr must be a positive number, but it is 'fast'"),
-        ("fit digits -o m.pecil --architecture tree", "one of auto, mlp, conv, linear, but"),
+        (
+            "fit digits -o m.pecil --method pec --set lrr=1",
+            "PEC has no setting lrr; it has activation, ",
+        ),
+        (
+            "fit digits -o m.pecil --method pec --lr -1",
+            "lr must be a positive number, but it is -1",
+        ),
+        (
+            "fit digits -o m.pecil --method pec --set lr=fast",
+            "lr must be a positive number, but it is 'fast'",
+        ),
+        (
+            "fit digits -o m.pecil --method pec --architecture tree",
+            "one of auto, mlp, conv, linear, but",
+        ),
         ("fit digits -o m.pecil --device abacus", "expected auto, cpu, cuda, ..., got 'abacus'"),
         ("fit digits -o m.pecil --label kind", "label='kind' is for CSV"),
+        (
+            "fit digits -o m.pecil --lr 0.1",
+            "Whitened PEC, unlike --method pec, has no setting lr; it has channels, device, dim, ",
+        ),
+        (
+            "fit digits -o m.pecil --method pec --memory 9",
+            "PEC, unlike --method whitened_pec, has no setting memory; it has activation, ",
+        ),
+        ("fit digits -o m.pecil --set lrr=1", "Whitened PEC has no setting lrr; it has channels,"),
+        ("fit digits -o m.pecil --memory -1", "memory must be a positive number, but it is -1"),
+        ("fit digits -o m.pecil --teacher tree", "teacher must be one of auto, natural, strokes,"),
+        ("fit digits -o m.pecil --set gamma=1", "the teacher 'strokes' has no setting gamma"),
         ("learn nothing.pecil digits", "no model file nothing.pecil"),
         ("predict foreign.pecil digits", "foreign.pecil is not a pecil model"),
         ("info foreign.pecil", "foreign.pecil is not a pecil model"),
-        ("run er digits", "expected a method out of pec, finetuning, got 'er'"),
+        ("run er digits", "expected a method out of whitened_pec, pec, randumb,"),
         ("run pec digits --split 3/3", "possible are 10/1"),
         ("run pec digits --set shuffle=true", "pec has no setting shuffle; it has"),
         ("run pec digits --save-results no/such/r.jsonl", "there is no folder no/such"),
         ("run finetuning digits --set batch_size=0", "batch_size: expected a whole number"),
-        ("table table9", "expected a table out of table1, default_lr, got 'table9'"),
+        ("table table9", "expected a table out of table1, default_lr, whitened, got 'table9'"),
         ("table --results nothing.jsonl", "nothing.jsonl"),
+        ("figure speed", "expected a figure out of memory, got 'speed'"),
+        ("figure memory", "no results to draw: expected runs of whitened_pec, pec, "),
+        ("figure memory -o no/such.png", "there is no folder no"),
     ],
 )
 def test_a_users_mistake_is_one_paragraph_and_exit_code_1(
@@ -351,6 +473,7 @@ def test_a_users_mistake_is_one_paragraph_and_exit_code_1(
         "fly",
         "fit digits",
         "fit digits -o m.pecil --lr fast",
+        "fit digits -o m.pecil --method er",
         "run pec digits --seed 1 --seeds 2",
         "run pec digits --set lr",
         "list stars",

@@ -17,11 +17,11 @@ try:
     from collections import Counter
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import contextmanager
-    from dataclasses import asdict
+    from dataclasses import asdict, is_dataclass
     from enum import StrEnum
     from pathlib import Path
     from types import FrameType, SimpleNamespace
-    from typing import TYPE_CHECKING, Annotated, Any, TextIO
+    from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
     import typer
     from rich.console import Console
@@ -36,10 +36,12 @@ except KeyboardInterrupt:
     raise SystemExit(130) from None
 
 if TYPE_CHECKING:
-    from pecil import PEC
+    from pecil import PEC, WhitenedPEC
     from pecil.bench import Result
     from pecil.data import Dataset
     from pecil.methods.learner import Array
+
+    Classifier = PEC | WhitenedPEC
 
 CHUNK = 1000  # samples between two updates of a progress bar
 
@@ -78,6 +80,15 @@ Output = Annotated[Path, typer.Option("--output", "-o", help="Where to save the 
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting.")
 ]
+Results = Annotated[Path, typer.Option(help="A file of results, or a folder of them.")]
+OF_WHITENED, OF_PEC = "Options of whitened_pec", "Options of pec"  # headings in the help
+
+
+class Estimator(StrEnum):
+    """What can be fitted and saved."""
+
+    WHITENED_PEC = "whitened_pec"
+    PEC = "pec"
 
 
 class Kind(StrEnum):
@@ -186,14 +197,40 @@ def run(
 def fit(
     data: Data,
     output: Output,
-    architecture: Annotated[
-        str | None, typer.Option(help="auto, mlp, conv or linear: of students and teacher.")
+    method: Annotated[
+        Estimator, typer.Option(help="whitened_pec: exact and accurate; pec: the paper's own.")
+    ] = Estimator.WHITENED_PEC,
+    teacher: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, natural, strokes, signs, relu, rbf or identity.",
+            rich_help_panel=OF_WHITENED,
+        ),
     ] = None,
-    student_width: Annotated[int | None, typer.Option(help="Hidden units of a student.")] = None,
-    teacher_width: Annotated[int | None, typer.Option(help="Hidden units of the teacher.")] = None,
-    budget: Annotated[int | None, typer.Option(help="Parameters per class.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate of Adam.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
+    memory: Annotated[
+        float | None, typer.Option(help="Numbers to hold.", rich_help_panel=OF_WHITENED)
+    ] = None,
+    architecture: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, mlp, conv or linear: of students and teacher.", rich_help_panel=OF_PEC
+        ),
+    ] = None,
+    student_width: Annotated[
+        int | None, typer.Option(help="Hidden units of a student.", rich_help_panel=OF_PEC)
+    ] = None,
+    teacher_width: Annotated[
+        int | None, typer.Option(help="Hidden units of the teacher.", rich_help_panel=OF_PEC)
+    ] = None,
+    budget: Annotated[
+        int | None, typer.Option(help="Parameters per class.", rich_help_panel=OF_PEC)
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate of Adam.", rich_help_panel=OF_PEC)
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the data.", rich_help_panel=OF_PEC)
+    ] = None,
     changes: Changes = None,
     seed: Annotated[int, typer.Option(help="Decides the teacher; equal in models to merge.")] = 0,
     label: Label = None,
@@ -202,13 +239,12 @@ def fit(
 ) -> None:
     """Learn DATA from nothing and save the model; test it if there is a test part.
 
-    A dataset of the benchmark starts from the paper's settings.
+    A dataset of the benchmark starts from the benchmark's settings.
     """
-    from pecil.bench.experiment import settings_for
-    from pecil.methods import check_settings
-
     _check_output(output)
     options = {
+        "teacher": teacher,
+        "memory": memory,
         "architecture": architecture,
         "student_width": student_width,
         "teacher_width": teacher_width,
@@ -219,9 +255,7 @@ def fit(
         "device": device,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    settings = settings_for("pec", data) | given | _parsed(changes)
-    check_settings("PEC", settings, pecil.PEC().get_params())
-    model = pecil.PEC(**settings)
+    model = _new(method, data, given | _parsed(changes))
     samples = _load(data, label)
     if model.mean is None and model.std is None:
         model.set_params(mean=samples.mean, std=samples.std)
@@ -248,7 +282,8 @@ def learn(
     _check_output(target)
     learner = _model(model, device)
     samples = _load(data, label)
-    learner.set_params(expected_samples=_expected(learner, samples.train_y))
+    if isinstance(learner, pecil.PEC):
+        learner.set_params(expected_samples=_expected(learner, samples.train_y))
     with _progress(f"learning {len(samples.train_x):,} samples"):
         learner.partial_fit(samples.train_x, samples.train_y)
     learner.save(target)
@@ -326,11 +361,14 @@ def merge(
     output: Output,
     as_json: Json = False,
 ) -> None:
-    """Put models that learned different classes together; nothing is trained again."""
+    """Put models that learned apart together; nothing is trained again.
+
+    Models of whitened_pec may know the same classes, those of pec may not.
+    """
     if len(models) < 2:
         raise typer.BadParameter("expected two models or more")
     _check_output(output)
-    merged = _model(models[0], "cpu")
+    merged: Any = _model(models[0], "cpu")
     for path in models[1:]:
         merged.merge(_model(path, "cpu"))
     merged.save(output)
@@ -375,21 +413,16 @@ def table(
     name: Annotated[
         str | None, typer.Argument(help="See: pecil list tables; by default all.")
     ] = None,
-    results: Annotated[Path, typer.Option(help="A file of results, or a folder of them.")] = Path(
-        "results"
-    ),
+    results: Results = Path("results"),
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A Markdown file; by default print it.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Show our results next to the paper's, as Markdown."""
-    from pecil.bench import store, tables
+    from pecil.bench import tables
 
-    files = sorted(results.glob("*.jsonl")) if results.is_dir() else [results]
-    found, damaged = store.read(files)
-    for line in damaged:
-        print(f"pecil: set aside: {line}", file=sys.stderr)
+    found = _stored(results)
     if as_json:
         names = [name] if name else list(tables.definitions())
         _print_json({n: [asdict(cell) for cell in tables.cells(n, found)] for n in names})
@@ -400,6 +433,43 @@ def table(
     else:
         with written_whole(output) as temporary:
             temporary.write_text(text, encoding="utf-8")
+
+
+@app.command()
+def figure(
+    name: Annotated[str, typer.Argument(help="memory: accuracy against numbers held.")],
+    results: Results = Path("results"),
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Where to save it; by default pecil-NAME.png."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw our results."""
+    from pecil.bench.figures import FIGURES
+
+    if name not in FIGURES:
+        raise ValueError(f"expected a figure out of {', '.join(FIGURES)}, got {name!r}")
+    target = output or Path(f"pecil-{name}.png")
+    _check_output(target)
+    gather, draw = FIGURES[name]
+    points = gather(_stored(results))
+    draw(points, target)
+    if as_json:
+        _print_json({"figure": target, "points": [asdict(point) for point in points]})
+    else:
+        _print_facts({"figure": target, "points": len(points)})
+
+
+def _stored(results: Path) -> list["Result"]:
+    """Read the results of a file or a folder; what is no result is named and passed over."""
+    from pecil.bench import store
+
+    files = sorted(results.glob("*.jsonl")) if results.is_dir() else [results]
+    found, damaged = store.read(files)
+    for line in damaged:
+        print(f"pecil: set aside: {line}", file=sys.stderr)
+    return found
 
 
 @app.command()
@@ -460,8 +530,27 @@ def _check_output(path: Path) -> None:
         raise IsADirectoryError(f"cannot write {path}: it is a folder")
 
 
-def _model(path: Path, device: str) -> "PEC":
-    return pecil.PEC.load(path, device=device)
+def _new(method: Estimator, data: str, given: Mapping[str, Any]) -> Any:
+    """Make a model with the settings given, and else with those chosen for the dataset."""
+    from pecil.bench.experiment import settings_for
+    from pecil.data import DATASETS
+    from pecil.methods import METHODS, check_settings, whitened_pec
+
+    make: Callable[..., Any] = whitened_pec if method is Estimator.WHITENED_PEC else pecil.PEC
+    owner, options = METHODS[method].title, METHODS[method].options
+    if unknown := set(given).difference(options):
+        for other in Estimator:
+            if unknown.issubset(METHODS[other].options):
+                owner += f", unlike --method {other},"
+        check_settings(owner, unknown, sorted(options))
+    settings = settings_for(method, data, **given)
+    if data in DATASETS and "expected_classes" in options:
+        settings.setdefault("expected_classes", DATASETS[data].n_classes)
+    return make(**settings)
+
+
+def _model(path: Path, device: str) -> "Classifier":
+    return cast("Classifier", pecil.load(path, device=device))
 
 
 def _load(data: str, label: str | None, labelled: bool = True) -> "Dataset":
@@ -479,7 +568,7 @@ def _expected(model: "PEC", labels: "Array") -> Any:
 
 
 def _predictions(
-    model: "PEC",
+    model: "Classifier",
     x: "Array",
     novelty: bool = False,
     reject_as: str | None = None,
@@ -512,21 +601,26 @@ def _write_csv(file: TextIO, rows: Sequence[Mapping[str, Any]]) -> None:
     writer.writerows(rows)
 
 
-def _facts(model: "PEC", path: Path) -> dict[str, Any]:
+def _facts(model: "Classifier", path: Path) -> dict[str, Any]:
     """Return what there is to say about a saved model."""
     seen = model.samples_seen_
+    if isinstance(model, pecil.PEC):
+        size = {"n_parameters_per_class": model.n_parameters_per_class_}
+    else:
+        size = {"n_features": model.dim_}
     return {
         "model": path,
+        "kind": type(model).__name__,
         "bytes": path.stat().st_size,
         "input_shape": model.input_shape_,
         "n_parameters": model.n_parameters_,
-        "n_parameters_per_class": model.n_parameters_per_class_,
+        **size,
         "classes": [{"label": c, "samples": seen[c]} for c in model.classes_.tolist()],
         "settings": model.get_params(),
     }
 
 
-def _print_saved(model: "PEC", path: Path, samples: "Dataset | None", as_json: bool) -> None:
+def _print_saved(model: "Classifier", path: Path, samples: "Dataset | None", as_json: bool) -> None:
     """Report on a model just saved, with its accuracy where there are samples to test it."""
     facts = _facts(model, path)
     if samples is not None and samples.test_x is not None and samples.test_y is not None:
@@ -555,7 +649,9 @@ def _print_json(value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Turn a numpy scalar into a number or a text, and anything else into a text."""
+    """Turn a recipe into its fields, a numpy scalar into a number, anything else into a text."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"recipe": type(value).__name__, **asdict(value)}
     return value.item() if hasattr(value, "item") else str(value)
 
 
