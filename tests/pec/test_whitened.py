@@ -300,7 +300,7 @@ def test_single_samples_give_the_same_model(options, clusters):
     assert_same(stream, steady, x, rtol=2e-3)
 
 
-@pytest.mark.parametrize("held", [1, 7, 16, 59])
+@pytest.mark.parametrize("held", [1, 16])
 @every_setting
 def test_more_samples_than_are_held_at_a_time(options, held, clusters, monkeypatch):
     x, y = clusters(shape=SHAPE)
@@ -478,7 +478,7 @@ class Fussy:
 
 @pytest.mark.parametrize("held", [4096, 16, 1])
 @pytest.mark.parametrize("method", ["fit", "partial_fit"])
-@pytest.mark.parametrize("bright", [0, 40, 79])
+@pytest.mark.parametrize("bright", [0, 79])
 def test_a_failing_teacher_changes_nothing(bright, method, held, clusters, monkeypatch):
     """Not even one that fails in the middle of a long lesson with a new class."""
     x, y = clusters()
@@ -557,7 +557,7 @@ def test_scores_do_not_depend_on_batch_or_order(shape, clusters, monkeypatch):
     model = make(dim=120).fit(*clusters(shape=shape))
     x, _ = clusters(shape=shape, seed=1)
     order = np.random.default_rng(0).permutation(len(x))
-    for name in ("errors", "decision_function", "novelty", "predict_proba"):
+    for name in ("errors", "predict_proba"):
         method = getattr(model, name)
         whole = method(x)
         one_by_one = np.concatenate([method(sample[None]) for sample in x])
@@ -1035,9 +1035,9 @@ def test_a_damaged_file_is_noticed(clusters, file):
     model = make(teacher="identity", dim=None).fit(*clusters(n=5)).calibrate(clusters()[0])
     model.save(file)
     content = file.read_bytes()
-    kinds = [content[:end] for end in (*range(0, 64), *range(64, len(content), 97))]
+    kinds = [content[:end] for end in (*range(0, 64), *range(64, len(content), 197))]
     kinds += [content + b"\0", content + content, b"", b"hello"]
-    for place in (*range(0, 120), *range(120, len(content), 41), len(content) - 1):
+    for place in (*range(0, 64), *range(64, len(content), 61), len(content) - 1):
         flipped = bytearray(content)
         flipped[place] ^= 0x55
         kinds.append(bytes(flipped))
