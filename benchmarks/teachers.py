@@ -25,13 +25,18 @@ from pecil.pec.teachers import RECIPES, RandomFeatures
 RESULTS = Path(__file__).parent.parent / "results" / "validation" / "teachers.jsonl"
 PAGE = Path(__file__).parent.parent / "docs" / "teachers.md"
 FIXED = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
-PHOTOGRAPHS: list[dict[str, Any]] = [
-    {},
+SIZES: list[dict[str, Any]] = [
     {"sizes": (3,)},
     {"sizes": (5,)},
-    {"sizes": (8,)},
-    {"sizes": (3, 5)},
+    {"sizes": (4, 6)},
+    {"sizes": (3, 4, 6)},
+    {"sizes": (3, 5, 7)},
+    {"sizes": (3, 5, 8)},
     {"sizes": (4, 8)},
+]
+PHOTOGRAPHS: list[dict[str, Any]] = [
+    {},
+    *SIZES,
     {"grids": (3,)},
     {"grids": (2,)},
     {"grids": (2, 3)},
@@ -88,10 +93,10 @@ SIGNS: list[dict[str, Any]] = [
 ]
 LARGE: list[dict[str, Any]] = [
     {},
-    {"sizes": (4, 7, 12)},
-    {"sizes": (3, 6, 12)},
-    {"reduce": 1, "sizes": (5, 8, 12)},
-    {"reduce": 3},
+    {"sizes": (3, 5, 8)},
+    {"sizes": (4, 7)},
+    {"reduce": 1},
+    {"reduce": 1, "sizes": (5, 9)},
 ]
 VECTORS = [RandomFeatures("relu"), RandomFeatures("rbf"), RandomFeatures("rbf", 0.0005)]
 SETS: dict[str, tuple[str, float, list[dict[str, Any]]]] = {
@@ -99,7 +104,7 @@ SETS: dict[str, tuple[str, float, list[dict[str, Any]]]] = {
     "fashion_mnist": ("strokes", 89_600, DRAWINGS),
     "balanced_svhn": ("signs", 11.2e6, SIGNS),
     "cifar10": ("natural", 11.2e6, PHOTOGRAPHS),
-    "cifar100": ("natural", 11.2e6, [{}, {"grids": (2, 3)}, {"sizes": (5, 8)}]),
+    "cifar100": ("natural", 11.2e6, [{}, *SIZES, {"grids": (2, 3)}]),
     "miniimagenet": ("natural", 11.2e6, LARGE),
 }
 
