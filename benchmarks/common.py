@@ -221,13 +221,15 @@ def alone(function: Callable[..., Figures], *arguments: object) -> Figures:
 
 
 def describe(device: str) -> str:
-    """Name the processor, its cores, and torch."""
+    """Name the processor, its cores, the threads if there are fewer, and torch."""
     if device == "cuda":
         return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     cpuinfo = Path("/proc/cpuinfo")
     found = cpuinfo.is_file() and re.search(r"model name\s*: (.+)", cpuinfo.read_text())
     model = found[1] if found else platform.processor()
-    return f"{model}, {os.cpu_count()} cores, torch {torch.__version__}"
+    cores, threads = os.cpu_count() or 1, torch.get_num_threads()
+    used = f"{cores} cores" if threads >= cores else f"{threads} of {cores} cores"
+    return f"{model}, {used}, torch {torch.__version__}"
 
 
 def number(value: float | None) -> str:
@@ -269,6 +271,7 @@ class Benchmark:
     def compare(self, name: str, setting: Any, device: str, rounds: int) -> list[Row]:
         """Measure all sides on one setting and one device, in turn; keep the best of each."""
         sides: dict[str, Figures] = {}
+        load = os.getloadavg()[0]  # of others: much of it, and times are not to be trusted
         for side, function in list(self.sides.items()) * rounds:
             print(f"{setting.title} on {device}: {side} …", file=sys.stderr, flush=True)
             figures = alone(function, setting, name, device)
@@ -283,6 +286,7 @@ class Benchmark:
                 "measure": measure,
                 "unit": self.measures[measure].unit,
                 "data": source,
+                "load": load,
                 **{
                     key: figures[measure][i] if measure in figures else None
                     for side, figures in sides.items()
@@ -324,6 +328,8 @@ class Benchmark:
         for device, rows in sorted(rows_by_device.items()):
             rule = ("---", *["---:"] * (len(self.columns) - 2), "---")
             parts += [f"\n## {device.upper()}: {rows[0]['machine']}\n\n"]
+            if loads := [row["load"] for row in rows if "load" in row]:
+                parts += [f"Load of the machine before the runs: up to {max(loads):.1f}.\n\n"]
             for cells in (self.columns, rule, *map(self.line, rows)):
                 parts += [f"| {' | '.join(cells)} |\n"]
         return "".join(parts)
