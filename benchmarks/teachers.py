@@ -30,7 +30,7 @@ SIZES: list[dict[str, Any]] = [
     {"sizes": (5,)},
     {"sizes": (4, 6)},
     {"sizes": (3, 4, 6)},
-    {"sizes": (3, 5, 7)},
+    {"sizes": (3, 5)},
     {"sizes": (3, 5, 8)},
     {"sizes": (4, 8)},
 ]
@@ -184,7 +184,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         for change in dict.fromkeys(json.dumps(row["change"]) for row in mine):
             runs = [row for row in mine if json.dumps(row["change"]) == change]
             oas = np.mean([row["oas"] for row in runs])
-            best = max(np.mean([row[f"{a:g}"] for row in runs]) for a in FIXED)
+            tried = [f"{a:g}" for a in FIXED if f"{a:g}" in runs[0]]
+            best = max(np.mean([row[a] for row in runs]) for a in tried)
             words = ", ".join(f"{k} {v}" for k, v in json.loads(change).items()) or "as kept"
             text.append(f"| {words} | {runs[0]['dim']} | {len(runs)} | {oas:.2f} | {best:.2f} |")
     return "\n".join(text) + "\n"

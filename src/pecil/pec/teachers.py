@@ -191,7 +191,7 @@ class Filters:
 
     prior: str = "leaves"
     draw: str = "patches"
-    sizes: tuple[int, ...] = (3, 5)
+    sizes: tuple[int, ...] = (3, 5, 7)
     grids: tuple[int, ...] = (1, 2, 3)
     ridge: float = 0.3
     threshold: float = 0.3
