@@ -40,7 +40,7 @@ def calibration_error(proba: NDArray[Any], right: NDArray[Any]) -> float:
 
 def measure(name: str, seed: int) -> dict[str, Any]:
     """Learn one class after another; return both calibration errors on the test samples."""
-    data = load(name)
+    data: Any = load(name)
     model = whitened_pec(
         **settings_for("whitened_pec", name),
         expected_classes=len(np.unique(data.train_y)),

@@ -122,8 +122,9 @@ def compare(name: str, seeds: int, vectors: bool) -> None:
     """Measure every choice for a dataset and append the results."""
     kind, memory, choices = SETS[name]
     x, y, held_x, held_y, statistics = held_out(name)
+    kept: Any = RECIPES[kind]
     recipes: list[tuple[dict[str, Any], Any]] = [
-        (change, replace(RECIPES[kind], **change)) for change in choices
+        (change, replace(kept, **change)) for change in choices
     ]
     if vectors:
         recipes = [({"vectors": r.kind, "gamma": r.gamma}, r) for r in VECTORS]

@@ -189,6 +189,11 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
             errors[-max(1, seen // 4) :]
             for errors, seen in zip(self._recent, self._seen, strict=True)
         ]
+        if not sum(map(len, latest)):
+            raise ValueError(
+                "too few samples were learned to tell the ordinary from the novel: calibrate(X) "
+                "with samples of known classes"
+            )
         share = ACCEPTED if quantile is None else quantile
         return float(np.quantile(np.concatenate(latest), share))
 

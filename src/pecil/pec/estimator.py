@@ -468,6 +468,7 @@ class PEC(ErrorClassifier):
     @property
     def n_parameters_(self) -> int:
         """Trainable numbers of all classes, and those of the whitened metric."""
+        check_is_fitted(self, "classes_")
         dims = [p.students.architecture.output_dim for p in self._pairs if p.students.moment]
         return self.n_parameters_per_class_ * len(self._labels) + sum(
             d * (d + 1) // 2 for d in dims

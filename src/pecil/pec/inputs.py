@@ -146,8 +146,10 @@ def check_statistics(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[A
             f"{name} must be None, one finite number or {shape[0]} of them (one per channel or "
             f"feature), but it is {value!r}"
         )
-    if name == "std" and (array <= 0).any():
-        raise ValueError(f"std must be positive, but it is {value!r}")
+    if name == "std" and (array < 1 / LARGEST).any():
+        raise ValueError(f"std must be positive, at least {1 / LARGEST:.0e}, but it is {value!r}")
+    if (abs(array) > LARGEST).any():
+        raise ValueError(f"{name} must not exceed {LARGEST:.0e}, but it is {value!r}")
     return array
 
 

@@ -9,24 +9,27 @@ from pecil.pec.saving import alike
 if TYPE_CHECKING:
     from pecil.pec.base import ErrorClassifier
 
-FREE = {"expected_samples", "random_state", "device", "channels", "epochs", "shuffle", "teacher"}
+FREE = {"expected_samples", "random_state", "device", "channels", "epochs", "shuffle"}
 
 
-def check_mergeable(model: "ErrorClassifier", other: "ErrorClassifier") -> None:
+def check_mergeable(
+    model: "ErrorClassifier", other: "ErrorClassifier", what: str = "merge"
+) -> None:
     """Raise ValueError, with the reason, unless two models had the same teacher and settings."""
     if type(other) is not type(model):
-        raise ValueError(f"can only merge with a {type(model).__name__}, not {other!r}")
+        raise ValueError(f"can only {what} a {type(model).__name__}, not {other!r}")
     check_is_fitted(model, "classes_")
     check_is_fitted(other, "classes_")
-    _same("input shape", model.input_shape_, other.input_shape_)
-    mine, theirs = model.get_params(), other.get_params()
-    for name in sorted(mine.keys() - FREE):
-        _same(name, _plain(mine[name]), _plain(theirs[name]))
+    _same(what, "input shape", model.input_shape_, other.input_shape_)
+    mine, theirs = (one.get_params(deep=False) | one._settings for one in (model, other))
+    both = callable(model.teacher) and callable(other.teacher)  # compared by what they answer
+    for name in sorted(mine.keys() - FREE - ({"teacher"} if both else set())):
+        _same(what, name, _plain(mine[name]), _plain(theirs[name]))
     if not callable(model.teacher):
-        _same("seed", model.seed_, other.seed_)
+        _same(what, "seed", model.seed_, other.seed_)
     for one, two in zip(model._teachers, other._teachers, strict=True):
         if not alike(one.checksum, two.checksum):
-            _same("teacher checksum", one.checksum, two.checksum)
+            _same(what, "teacher checksum", one.checksum, two.checksum)
 
 
 def check_apart(model: "ErrorClassifier", other: "ErrorClassifier") -> None:
@@ -39,9 +42,9 @@ def check_apart(model: "ErrorClassifier", other: "ErrorClassifier") -> None:
         )
 
 
-def _same(what: str, mine: Any, theirs: Any) -> None:
+def _same(what: str, name: str, mine: Any, theirs: Any) -> None:
     if mine != theirs:
-        raise ValueError(f"cannot merge: {what} is {mine!r} here, but {theirs!r} in the other")
+        raise ValueError(f"cannot {what}: {name} is {mine!r} here, but {theirs!r} in the other")
 
 
 def _plain(value: Any) -> Any:

@@ -222,7 +222,7 @@ def _parameters(model: "ErrorClassifier") -> dict[str, Any]:
     teacher = values["teacher"]
     if isinstance(teacher, Filters | Identity | RandomFeatures):
         values["teacher"] = {"recipe": type(teacher).__name__, **asdict(teacher)}
-    elif callable(teacher):
+    elif not isinstance(teacher, str):
         values["teacher"] = f"<{type(teacher).__qualname__}>"
     if not isinstance(values["random_state"], int):
         values["random_state"] = model.seed_

@@ -15,7 +15,8 @@ batches, and two summaries add up to that of all their samples.
 Few rows wait in a short list before they are added to S: single samples then cost O(D) each,
 and a million of them round S a few thousand times instead of a million. Solutions with the
 shrunk covariance rest on one Cholesky factor of S without the waiting rows, which enter by
-Woodbury's identity: between two factorisations, O(D³), come at least max(256, D/8) samples.
+Woodbury's identity: one factorisation, O(D³), for max(256, D/8) samples, and some more in the
+beginning, while the shrinkage settles.
 """
 
 import math
@@ -54,12 +55,13 @@ class Scatter:
     def __init__(self, dim: int, device: torch.device) -> None:
         self.dim = dim
         self.counts: list[int] = []
-        self.means = torch.zeros(0, dim, device=device)
+        self.means = torch.zeros(0, dim, device=device, dtype=torch.float64)
         self.total = 0
         self._matrix = torch.zeros(dim, dim, device=device)
         self._waiting = torch.zeros(max(FEWEST_WAITING, dim // 8), dim, device=device)
         self._rows = 0  # that wait
         self._gauge: Factor | None = None
+        self.gauged = 0  # samples when coming ones were first measured as they are now
         self._forget_factors()
 
     def _forget_factors(self) -> None:
@@ -87,10 +89,10 @@ class Scatter:
                 step = part[0] - self.means[slot]
                 moved = part.new_empty(0, self.dim)
             else:
-                centre = part.mean(0, dtype=torch.float64).to(part.dtype)
-                step, moved = centre - self.means[slot], part - centre
+                centre = part.mean(0, dtype=torch.float64)
+                step, moved = centre - self.means[slot], part - centre.to(part.dtype)
             if n:
-                between = step * math.sqrt(n * b / (n + b))
+                between = (step * math.sqrt(n * b / (n + b))).to(part.dtype)
                 moved = torch.cat([moved, between.unsqueeze(0)])
             self._take(moved)
             self.means[slot] += step * (b / (n + b))
@@ -149,7 +151,7 @@ class Scatter:
             else:
                 self.means[slot] = 0
             self.counts[slot] += b
-        rows = torch.stack(moved) if moved else self.means[:0]
+        rows = (torch.stack(moved) if moved else self.means[:0]).to(self._matrix.dtype)
         self.matrix.add_(other.matrix.to(self._matrix.device), alpha=sign)
         self._matrix.addmm_(rows.T, rows, alpha=sign)
         self.total += sign * other.total
@@ -183,18 +185,22 @@ class Scatter:
         factor.update_rows(self.waiting)
         factor.update_means(self.means)
         factor.total, factor.counts = self.total, list(self.counts)
-        factor.shrinkage = 1 / (1 + trace / (factor.rho * self.dim))
+        share = factor.rho * self.dim / trace if trace > 0 else 0.0  # a / (1 − a)
+        factor.scale = self.total * (1 + share)
+        factor.shrinkage = share / (1 + share) if trace > 0 else 1.0
         return factor
 
     def gauge(self, shrinkage: float | None) -> tuple["Factor", bool]:
-        """Return a factor to measure coming samples with, and whether it is a new one.
+        """Return a factor to measure coming samples with, and whether the old one is outdated.
 
         It may rest on only two thirds of the samples, so that it is rarely made anew; its means
         are those of now.
         """
-        new = self._gauge is None or GROWN * self._gauge.total < self.total
+        new = GROWN * self.gauged < self.total
         if self._gauge is None or new:
             self._gauge = self.factor(shrinkage)
+        if new:
+            self.gauged = self.total
         self._gauge.update_means(self.means)
         return self._gauge, new
 
@@ -221,6 +227,7 @@ class Factor:
     def __init__(self, matrix: Tensor, rho: float) -> None:
         self.lower, self.rho = _cholesky(matrix, rho)
         self.total, self.shrinkage = 0, 1.0
+        self.scale = 0.0  # what makes of (S + ρI)⁻¹ the inverse of Σ̃: n / (1 − a)
         self.counts: list[int] = []
         dim = len(matrix)
         self.rows = self.lower.new_empty(0, dim)  # U
@@ -228,11 +235,6 @@ class Factor:
         self.small = self.lower.new_empty(0, 0)  # UV
         self.means = self.lower.new_empty(0, dim)  # M A⁻¹
         self.stale: set[int] = set()
-
-    @property
-    def scale(self) -> float:
-        """What the inverse of S + ρI is to be multiplied by to give Σ̃⁻¹: n / (1 − a)."""
-        return self.total / (1 - self.shrinkage)
 
     def update_rows(self, waiting: Tensor) -> None:
         """Take in the rows that have come, the last of those that wait."""
@@ -253,7 +255,7 @@ class Factor:
         changed = sorted(self.stale | set(range(known, len(means))))
         if changed:
             self.means = torch.cat([self.means, self.means.new_empty(means[known:].shape)])
-            self.means[changed] = self._solve(means[changed].double())
+            self.means[changed] = self._solve(means[changed])
             self.stale.clear()
 
     def _solve(self, x: Tensor) -> Tensor:

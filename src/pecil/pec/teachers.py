@@ -93,7 +93,7 @@ class RandomFeatures:
     def __post_init__(self) -> None:
         if self.kind not in ("relu", "rbf"):
             raise ValueError(f"kind must be 'relu' or 'rbf', but it is {self.kind!r}")
-        if self.gamma is not None and not 0 < self.gamma < math.inf:
+        if self.gamma is not None and not _between(self.gamma, 0, math.inf):
             raise ValueError(f"gamma must be a positive number, but it is {self.gamma!r}")
 
     def teacher(
@@ -215,17 +215,29 @@ class Filters:
                 f"but it is {self.draw!r}"
             )
         for name in ("sizes", "grids"):
-            values = tuple(getattr(self, name))
-            if not values or not all(isinstance(v, int) and v >= 1 for v in values):
-                raise ValueError(f"{name} must be whole numbers of at least 1, but are {values}")
+            values = getattr(self, name)
+            values = tuple(values) if isinstance(values, list | tuple) else ()
+            if not values or not all(_whole(value) for value in values):
+                raise ValueError(
+                    f"{name} must be a tuple of whole numbers of at least 1, but it is "
+                    f"{getattr(self, name)!r}"
+                )
             object.__setattr__(self, name, values)
-        if self.reduce is not None and self.reduce < 1:
-            raise ValueError(f"reduce must be None or at least 1, but it is {self.reduce}")
-        if self.ridge <= 0 or self.threshold < 0 or not 0 <= self.grey <= 1 or self.spread < 1:
-            raise ValueError(
-                "expected ridge > 0, threshold >= 0, grey between 0 and 1 and spread >= 1, but "
-                f"they are {self.ridge}, {self.threshold}, {self.grey} and {self.spread}"
-            )
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        if not _between(self.ridge, 0, math.inf):
+            raise ValueError(f"ridge must be a positive number, but it is {self.ridge!r}")
+        for name, most_of in (("threshold", math.inf), ("grey", 1.0)):
+            value = getattr(self, name)
+            if value != 0 and value != most_of and not _between(value, 0, most_of):
+                raise ValueError(f"{name} must be from 0 to {most_of}, but it is {value!r}")
+        for name in ("spread", "reduce"):
+            value = getattr(self, name)
+            if not _whole(value) and not (name == "reduce" and value is None):
+                raise ValueError(
+                    f"{name} must be a whole number of at least 1, but it is {value!r}"
+                )
 
     def cells(self, grid: int) -> int:
         """Features of one filter on a grid."""
@@ -241,7 +253,30 @@ class Filters:
                 "a teacher of filters needs images, (n, h, w), (n, h, w, c) or (n, c, h, w), but "
                 f"X holds vectors of {input_shape[0]} features"
             )
+        side = min(input_shape[1:]) // (self.reduce or 1)
+        if side < 2:
+            raise ValueError(
+                "a teacher of filters needs images of at least 2×2 pixels, but they have "
+                f"{input_shape[1]}×{input_shape[2]}"
+                + (f", reduced by {self.reduce}" if self.reduce else "")
+            )
         return _Filters(self, input_shape, dim, seed, device)
+
+    def counts(self, features: int) -> dict[int, int]:
+        """Return the filters of each grid, for each size, that ``features`` allow."""
+        sizes, cells = len(self.sizes), {grid: self.cells(grid) for grid in self.grids}
+        if features < sizes * sum(cells.values()):
+            raise ValueError(
+                f"{features} features are too few for filters of sizes {self.sizes} on grids "
+                f"{self.grids}, which take at least {sizes * sum(cells.values())}; give more "
+                "memory, or fewer sizes and grids"
+            )
+        each = features // (sizes * len(cells))
+        counts = {grid: max(1, each // n) for grid, n in cells.items()}
+        while sizes * sum(counts[grid] * n for grid, n in cells.items()) > features:
+            largest = max(counts, key=lambda grid: counts[grid] * cells[grid] * (counts[grid] > 1))
+            counts[largest] -= 1
+        return counts
 
 
 @dataclass
@@ -270,23 +305,14 @@ class _Filters:
         side //= self.reduce
         generator = torch.Generator().manual_seed(seed)
         prior = _Prior(recipe, channels, generator)
-        shares = len(recipe.sizes) * len(recipe.grids)
-        features = 0
+        counts = recipe.counts(recipe.spread * dim)
         self.banks: list[_Bank] = []
         for size in recipe.sizes:
-            counts = [
-                max(1, recipe.spread * dim // (shares * recipe.cells(grid)))
-                for grid in recipe.grids
-            ]
-            features += sum(n * recipe.cells(r) for n, r in zip(counts, recipe.grids, strict=True))
-            filters = prior.filters(min(size, side), sum(counts))
-            self.banks.append(_Bank(min(size, side), self._laid_out(filters).to(device), counts))
-        if recipe.spread == 1 and features > dim:
-            raise ValueError(
-                f"{dim} features are too few for filters of sizes {recipe.sizes} on grids "
-                f"{recipe.grids}, which take at least {features}; give more memory, or fewer "
-                "sizes and grids"
+            filters = prior.filters(min(size, side), sum(counts.values()))
+            self.banks.append(
+                _Bank(min(size, side), self._laid_out(filters).to(device), list(counts.values()))
             )
+        features = len(self.banks) * sum(n * recipe.cells(grid) for grid, n in counts.items())
         self.features, self.output_dim, self.mix = features, features, None
         if recipe.spread > 1:
             mix = torch.randn(features, dim, generator=generator) / math.sqrt(features)
@@ -312,7 +338,8 @@ class _Filters:
         with torch.no_grad():
             for part, target in zip(x.split(rows), out.split(rows), strict=True):
                 if self.reduce > 1:
-                    part = F.avg_pool2d(part, self.reduce)
+                    small = (x.shape[2] // self.reduce, x.shape[3] // self.reduce)
+                    part = F.adaptive_avg_pool2d(part, small)
                 self._features(part, features[: len(part)], room)
                 if self.mix is None:
                     target.copy_(features[: len(part)])
@@ -396,6 +423,14 @@ class _Prior:
         lively = patches.var(1) > LIVELY
         patches = _normalised(patches.unsqueeze(0))[0].double()
         return patches[lively], patches.T.cov(correction=0)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _between(value: Any, least: float, most_of: float) -> bool:
+    return isinstance(value, int | float) and least < value < most_of
 
 
 def _normalised(patches: Tensor) -> Tensor:

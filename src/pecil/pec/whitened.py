@@ -23,7 +23,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -31,10 +30,10 @@ from pecil.pec.base import NOTHING, ErrorClassifier, count, grouped, one_of
 from pecil.pec.inputs import check_labels, check_samples
 from pecil.pec.networks import CustomTeacher, most
 from pecil.pec.scatter import Scatter
-from pecil.pec.teachers import RECIPES, FeatureTeacher, Filters, Identity, RandomFeatures, Recipe
+from pecil.pec.teachers import RECIPES, FeatureTeacher, Filters, Recipe
 
-MEMORY = {"natural": 11_200_000, "signs": 11_200_000}  # numbers, by teacher
-OTHERWISE = 1_000_000
+FOR_PICTURES, OTHERWISE = 11_200_000, 1_000_000  # numbers that a model holds by default
+SMALLEST = 4  # pixels of a side for which filters make sense
 HELD = 4096  # samples whose features are held at a time
 GAUGED = 128  # samples of a class whose errors are taken in one call
 GAUGE_EVERY = 8  # single samples: one in so many
@@ -65,7 +64,7 @@ class WhitenedPEC(ErrorClassifier):
         the covariance and ``expected_classes`` means fit. By default 11.2 million for "natural"
         and "signs", else 1 million.
     dim : int, optional
-        D itself, instead of ``memory``.
+        D itself, instead of ``memory``. "identity" and a callable have a D of their own.
     expected_classes : int
         Classes that ``memory`` is to hold; more may come, each takes D numbers.
     mirror : bool, optional
@@ -104,9 +103,9 @@ class WhitenedPEC(ErrorClassifier):
     Notes
     -----
     uint8 input is divided by 255. An update costs O(D²) a sample in batches. Predictions rest on
-    a Cholesky factor, O(D³), made when they are asked for after updates; between two
-    factorisations come at least max(256, D/8) samples, so that a stream which alternates updates
-    and predictions pays O(D²) for each on average.
+    a Cholesky factor, O(D³), made when they are asked for after updates: one for max(256, D/8)
+    samples, and some more in the beginning, while the shrinkage settles. A stream which alternates
+    updates and predictions pays O(D²) for each on average.
 
     References
     ----------
@@ -193,11 +192,17 @@ class WhitenedPEC(ErrorClassifier):
                 self._start()
             if first or len(raw) <= self._held():
                 return self._take_in(raw, groups)
-            part = clone(self)  # as a model of its own, so that a failure changes nothing here
-            vars(part).update(input_shape_=self.input_shape_, n_features_in_=self.n_features_in_)
-            part._set_up()
-            part._begin(self._teacher)
+            part = self._twin()  # so that a failure changes nothing here
             return self._join(part._take_in(raw, groups))
+
+    def _twin(self) -> Self:
+        """Return a model without classes and with the same teacher."""
+        twin = type(self)(**self.get_params(deep=False))
+        twin.input_shape_, twin.n_features_in_ = self.input_shape_, self.n_features_in_
+        twin._set_up()
+        twin._statistics = self._statistics
+        twin._begin(self._teacher)
+        return twin
 
     def _take_in(self, raw: Any, groups: dict[Any, NDArray[np.intp]]) -> Self:
         """Learn validated samples; up to a chunk of them all features come before any change."""
@@ -230,16 +235,16 @@ class WhitenedPEC(ErrorClassifier):
     def _take(self, slot: int, features: Tensor) -> None:
         """Learn samples of one class; take some of their errors just before they are learned."""
         scatter = self._scatter
-        if not scatter.counts[slot] and len(features) > 1:  # a mean comes first
-            most_of_it = len(features) - max(1, len(features) // 8)
+        first, every = 0, max(1, len(features) // GAUGED)
+        if not scatter.counts[slot]:  # a mean comes first
+            most_of_it = len(features) - len(features) // 8 if len(features) > 1 else 1
+            most_of_it = min(most_of_it, len(features) - 1) or 1
             scatter.add(slot, features[:most_of_it])
-            features = features[most_of_it:]
-        if (seen := scatter.counts[slot]) and scatter.total > 1:
-            few = len(features) < GAUGE_EVERY
-            first = -seen % GAUGE_EVERY if few else 0
-            every = GAUGE_EVERY if few else max(1, len(features) // GAUGED)
-            if len(some := features[first::every][:GAUGED]):
-                self._gauge(slot, some)
+            features, every = features[most_of_it:], 1
+        elif len(features) < GAUGE_EVERY:
+            first, every = -scatter.counts[slot] % GAUGE_EVERY, GAUGE_EVERY
+        if len(some := features[first::every][:GAUGED]):
+            self._gauge(slot, some)
         scatter.add(slot, features)
         self._seen[slot] = scatter.counts[slot]
 
@@ -256,12 +261,12 @@ class WhitenedPEC(ErrorClassifier):
         known = factor.counts[slot] if slot < len(factor.counts) else 0
         if 2 * known < self._scatter.counts[slot]:
             return
-        means = self._scatter.means.double()
-        squares = factor.quadratic(features - self._scatter.means[slot])
+        means = self._scatter.means
+        squares = factor.quadratic(features - means[slot])
         self._remember(slot, squares * (factor.scale / self.dim_))
         if len(means) > 1:
             weights = factor.weights() * factor.scale
-            scores = (features - means.mean(0)).double() @ weights.T
+            scores = (features - means.mean(0)) @ weights.T
             scores -= ((0.5 * means - means.mean(0)) * weights).sum(1)
             tempered = scores.unsqueeze(2) * torch.from_numpy(TEMPERS).to(scores.device)
             self._losses -= tempered.log_softmax(1)[:, slot].sum(0).cpu().numpy()
@@ -284,13 +289,13 @@ class WhitenedPEC(ErrorClassifier):
         centre = self._scatter.means.mean(0)  # distances do not care, rounding does
         weights = factor.weights() * scale  # Σ̃⁻¹ m_c
         weights = weights - weights.mean(0)
-        means = (self._scatter.means - centre).double()
+        means = self._scatter.means - centre
         own_means = (means * weights).sum(1)
         relative, own = np.empty((len(raw), len(means))), np.zeros(len(raw))
         chunk = self._held()
         for start in range(0, len(raw), chunk):
             some = slice(start, start + chunk)
-            features = self._features(raw, some) - centre
+            features = self._features(raw, some) - centre.float()
             relative[some] = (own_means - 2 * (features @ weights.float().T)).cpu().numpy()
             if whole:
                 own[some] = (factor.quadratic(features) * scale).cpu().numpy()
@@ -364,6 +369,7 @@ class WhitenedPEC(ErrorClassifier):
         from pecil.pec.merging import check_mergeable
 
         check_mergeable(self, other)
+        self._forget_threshold()
         return self._join(other)
 
     def _join(self, other: "WhitenedPEC") -> Self:
@@ -377,7 +383,6 @@ class WhitenedPEC(ErrorClassifier):
             self._seen[slot] = self._scatter.counts[slot]
             self._remember(slot, torch.from_numpy(recent))
         self._losses = self._losses + other._losses
-        self._forget_threshold()
         self._name_classes()
         return self
 
@@ -393,20 +398,24 @@ class WhitenedPEC(ErrorClassifier):
         """
         from pecil.pec.merging import check_mergeable
 
-        check_mergeable(self, other)
+        check_mergeable(self, other, "unlearn")
+        left = self.samples_seen_
         for label, n in other.samples_seen_.items():
-            if n > (known := self.samples_seen_.get(label, 0)):
+            if n > left.get(label, 0):
                 raise ValueError(
-                    f"cannot unlearn {n} samples of {label!r}: this model has seen {known}"
+                    f"cannot unlearn {n} samples of {label!r}: this model has seen "
+                    f"{left.get(label, 0)}"
                 )
-        if other._scatter.total >= self._scatter.total:
-            raise ValueError("cannot unlearn everything: no sample would be left")
+            left[label] -= n
+        if not any(left.values()) or other._scatter.total >= self._scatter.total:
+            raise ValueError("cannot unlearn everything: no class would be left")
         slots = [self._slots[label] for label in other._labels]
         self._scatter.merge(other._scatter, slots, sign=-1)
         for slot in sorted(slots, reverse=True):
             self._seen[slot] = self._scatter.counts[slot]
             if not self._seen[slot]:
                 self._drop(slot)
+        self._losses = self._losses - other._losses
         self._forget_threshold()
         self._name_classes()
         return self
@@ -440,7 +449,8 @@ class WhitenedPEC(ErrorClassifier):
     def _state(self, optimizer: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
         matrix, summary = self._scatter.matrix, self._scatter
         rows = [row[: k + 1] for k, row in enumerate(matrix.unbind())]
-        values = {"total": summary.total, "losses": self._losses.tolist()}
+        values = {"total": summary.total, "gauged": summary.gauged}
+        values["losses"] = self._losses.tolist()
         return values, {"means": summary.means, "scatter": torch.cat(rows)}
 
     def _set_state(self, values: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -448,7 +458,7 @@ class WhitenedPEC(ErrorClassifier):
         for k, row in enumerate(tensors["scatter"].split(list(range(1, self.dim_ + 1)))):
             matrix[k, : k + 1] = row
             matrix[:k, k] = row[:-1]
-        self._losses = np.asarray(values["losses"])
+        self._losses, self._scatter.gauged = np.asarray(values["losses"]), values["gauged"]
         self._scatter.restore(
             self._seen, tensors["means"].to(self.device_), matrix.to(self.device_), values["total"]
         )
@@ -475,9 +485,9 @@ class WhitenedPEC(ErrorClassifier):
     def _start(self) -> None:
         self._set_up()
         recipe = self._recipe()
-        if isinstance(recipe, Filters | Identity | RandomFeatures):
-            seed = self._seed(TEACHER, 0)
-            self._begin(recipe.teacher(self.input_shape_, self._dim(), seed, self.device_))
+        if hasattr(recipe, "teacher"):
+            dim, seed = self._dim(recipe), self._seed(TEACHER, 0)
+            self._begin(recipe.teacher(self.input_shape_, dim, seed, self.device_))
         else:
             self._begin(CustomTeacher(recipe, self.input_shape_, self.device_))
 
@@ -490,7 +500,7 @@ class WhitenedPEC(ErrorClassifier):
         """Return the teacher's recipe, or the callable that is the teacher."""
         recipe: Any = self.teacher
         if isinstance(recipe, str):
-            recipe = RECIPES[self._kind()]
+            recipe = RECIPES[self._kind() if recipe == "auto" else recipe]
         if self.mirror is None:
             return recipe
         if not isinstance(recipe, Filters):
@@ -500,17 +510,17 @@ class WhitenedPEC(ErrorClassifier):
         return replace(recipe, mirror=bool(self.mirror))
 
     def _kind(self) -> str:
-        if self.teacher != "auto":
-            return str(self.teacher) if isinstance(self.teacher, str) else ""
-        if len(self.input_shape_) == 1:
+        """Return what "auto" stands for."""
+        if len(self.input_shape_) == 1 or min(self.input_shape_[1:]) < SMALLEST:
             return "rbf"
         return "strokes" if self.input_shape_[0] == 1 else "natural"
 
-    def _dim(self) -> int:
+    def _dim(self, recipe: Recipe) -> int:
         """Return the largest D whose triangle and means fit the memory: D(D+1)/2 + C·D."""
         if self.dim is not None:
             return int(self.dim)
-        memory = float(self.memory or MEMORY.get(self._kind(), OTHERWISE))
+        pictures = isinstance(recipe, Filters) and recipe.prior != "strokes"
+        memory = float(self.memory or (FOR_PICTURES if pictures else OTHERWISE))
         half = self.expected_classes + 0.5
         dim = int(math.sqrt(half * half + 2 * memory) - half)
         if dim < 1:
@@ -523,20 +533,14 @@ class WhitenedPEC(ErrorClassifier):
     def _check_parameters(self) -> None:
         if isinstance(self.teacher, str):
             one_of("teacher", self.teacher, ("auto", *RECIPES))
-        elif not callable(self.teacher) and not hasattr(self.teacher, "teacher"):
+        elif not callable(self.teacher) and not callable(getattr(self.teacher, "teacher", None)):
             raise ValueError(
                 f"teacher must be one of auto, {', '.join(RECIPES)}, a recipe or a callable, but "
                 f"it is {self.teacher!r}"
             )
+        self._check_size()
         one_of("channels", self.channels, ("auto", "first", "last"))
         _ = self.device_
-        count("expected_classes", self.expected_classes)
-        if self.dim is not None:
-            count("dim", self.dim)
-        if self.memory is not None and self.dim is not None:
-            raise ValueError("give either memory or dim: the memory sets the dimension")
-        if self.memory is not None and not (_number(self.memory) and 0 < self.memory < math.inf):
-            raise ValueError(f"memory must be a positive number, but it is {self.memory!r}")
         if self.mirror not in (None, True, False):
             raise ValueError(f"mirror must be None, True or False, but it is {self.mirror!r}")
         fits = _number(self.shrinkage) and 0 <= float(self.shrinkage) <= 1
@@ -544,6 +548,18 @@ class WhitenedPEC(ErrorClassifier):
             raise ValueError(
                 f"shrinkage must be 'oas' or a number between 0 and 1, but it is {self.shrinkage!r}"
             )
+
+    def _check_size(self) -> None:
+        count("expected_classes", self.expected_classes)
+        if self.dim is not None:
+            count("dim", self.dim)
+        if self.memory is not None and self.dim is not None:
+            raise ValueError("give either memory or dim: the memory sets the dimension")
+        if self.memory is not None and not (_number(self.memory) and 0 < self.memory < math.inf):
+            raise ValueError(f"memory must be a positive number, but it is {self.memory!r}")
+        given = self.memory is not None or self.dim is not None
+        if given and callable(self.teacher):
+            raise ValueError("a callable teacher sets the dimension: give neither memory nor dim")
 
 
 def _number(value: Any) -> bool:
