@@ -417,12 +417,23 @@ def table(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A Markdown file; by default print it.")
     ] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(help="A page to put the table into, at <!-- table NAME: begin --> and end."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show our results next to the paper's, as Markdown."""
     from pecil.bench import tables
 
     found = _stored(results)
+    if into is not None:
+        if name is None or output is not None or as_json:
+            raise ValueError("--into needs the NAME of one table, and neither --output nor --json")
+        page = tables.inserted(into.read_text(encoding="utf-8"), name, found)
+        with written_whole(into) as temporary:
+            temporary.write_text(page, encoding="utf-8")
+        return
     if as_json:
         names = [name] if name else list(tables.definitions())
         _print_json({n: [asdict(cell) for cell in tables.cells(n, found)] for n in names})
@@ -480,7 +491,7 @@ def demo(
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Runs to average.")] = 5,
     as_json: Json = False,
 ) -> None:
-    """Teach digits one class at a time: PEC next to a network that forgets."""
+    """Teach digits one class at a time: whitened PEC, PEC, and a network that forgets."""
     from pecil.bench.demo import curves, plot
     from pecil.methods import METHODS
 

@@ -1,4 +1,4 @@
-"""The demonstration: digits one class at a time, PEC next to a network that forgets."""
+"""The demonstration: digits one class at a time, whitened PEC, PEC, a network that forgets."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,11 @@ from pecil.methods import METHODS
 from pecil.methods.learner import Array
 
 LOOKS: dict[str, dict[str, Any]] = {  # told apart by line and marker as well as by colour
+    "whitened_pec": figures.LOOKS["whitened_pec"],
     "pec": figures.LOOKS["pec"],
     "finetuning": {"color": "#c2571a", "linestyle": "--", "marker": "s", "markerfacecolor": "w"},
 }
+LINE = 7  # percent of accuracy that a line of text is high
 
 
 def curves(seeds: Sequence[int], progress: Progress | None = None) -> dict[str, Array]:
@@ -45,15 +47,17 @@ def plot(measured: Mapping[str, Array], path: str | os.PathLike[str]) -> None:
     """Draw what `curves` measured into a picture file; needs no display."""
     figure = figures.blank(7, 4)
     axes = figure.subplots()
-    for method, accuracies in measured.items():
+    above = np.inf
+    for method, accuracies in sorted(measured.items(), key=lambda item: -item[1][:, -1].mean()):
         mean, spread = 100 * accuracies.mean(axis=0), 100 * accuracies.std(axis=0)
         n_classes = np.arange(1, len(mean) + 1)
         look = LOOKS[method]
         axes.fill_between(n_classes, mean - spread, mean + spread, color=look["color"], alpha=0.15)
         axes.plot(n_classes, mean, linewidth=2, markersize=7, markeredgewidth=1.5, **look)
+        above = min(mean[-1], above - LINE)  # a line of text below the last one, at least
         axes.annotate(
-            f"{METHODS[method].title}\n{mean[-1]:.0f} %",
-            (n_classes[-1], mean[-1]),
+            f"{METHODS[method].title} {mean[-1]:.0f} %",
+            (n_classes[-1], above),
             xytext=(12, 0),
             textcoords="offset points",
             va="center",

@@ -151,7 +151,6 @@ def _cell(row: Mapping[str, Any], dataset: str, by_kind: Mapping[str, Sequence[R
 def markdown(name: str, results: Iterable[Result]) -> str:
     """Write a table, with what has to be known about it and its datasets below."""
     filled, definition = cells(name, results), definitions()[name]
-    header, *lines = _wide(filled) if definition.get("wide") else _long(filled)
     notes = [f"{DATASETS[cell.dataset].title}: {note}." for cell in filled for note in cell.notes]
     if "note" in definition:
         notes.insert(0, f"{definition['note']}.")
@@ -159,11 +158,27 @@ def markdown(name: str, results: Iterable[Result]) -> str:
         [
             f"## {name}: {definition['title']}",
             "",
-            *("| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *lines)),
+            grid(name, filled),
             *(f"\n{note}" for note in dict.fromkeys(notes)),
             "",
         ]
     )
+
+
+def grid(name: str, filled: Sequence[Cell]) -> str:
+    """Write the cells of a table alone."""
+    header, *lines = _wide(filled) if definitions()[name].get("wide") else _long(filled)
+    rows = (header, ["---"] * len(header), *lines)
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def inserted(page: str, name: str, results: Iterable[Result]) -> str:
+    """Put a table into a page, between the comments that mark its place."""
+    begin, end = (f"<!-- table {name}: {border} -->" for border in ("begin", "end"))
+    if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
+        raise ValueError(f"expected a place for the table, a line {begin} and a line {end}")
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n{grid(name, cells(name, results))}\n{end}{rest.split(end)[1]}"
 
 
 def _long(filled: Sequence[Cell]) -> list[Sequence[str]]:
