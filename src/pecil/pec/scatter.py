@@ -82,8 +82,8 @@ class Scatter:
         self.means = torch.cat([self.means, self.means.new_zeros(classes, self.dim)])
 
     def add(self, slot: int, features: Tensor) -> None:
-        """Take in samples (b, D) of one class."""
-        for part in features.split(ROWS):
+        """Take in samples (b, D) of one class; none are fine."""
+        for part in features.split(ROWS) if len(features) else ():
             n, b = self.counts[slot], len(part)
             if b == 1:
                 step = part[0] - self.means[slot]

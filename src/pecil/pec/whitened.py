@@ -237,10 +237,9 @@ class WhitenedPEC(ErrorClassifier):
         scatter = self._scatter
         first, every = 0, max(1, len(features) // GAUGED)
         if not scatter.counts[slot]:  # a mean comes first
-            most_of_it = len(features) - len(features) // 8 if len(features) > 1 else 1
-            most_of_it = min(most_of_it, len(features) - 1) or 1
-            scatter.add(slot, features[:most_of_it])
-            features, every = features[most_of_it:], 1
+            head = max(1, len(features) - max(1, len(features) // 8))
+            scatter.add(slot, features[:head])
+            features, every = features[head:], 1
         elif len(features) < GAUGE_EVERY:
             first, every = -scatter.counts[slot] % GAUGE_EVERY, GAUGE_EVERY
         if len(some := features[first::every][:GAUGED]):
