@@ -159,7 +159,7 @@ def test_merging_whitened_models_equals_learning_all_samples_at_once(tmp_path, d
     ok("fit", parts[0], "-o", paths[2], *SMALL)
     code, _, err = pecil("merge", paths[0], paths[2], "-o", paths[3])
     assert code == 1
-    assert "can only merge with a WhitenedPEC, not PEC" in err
+    assert "can only merge a WhitenedPEC, not PEC" in err
 
 
 def test_a_recipe_can_be_changed_and_is_saved(tmp_path, ok, pecil):
@@ -446,7 +446,7 @@ def test_demo_prints_a_table_and_saves_a_plot(tmp_path, ok, pecil):
         ("run pec digits --set shuffle=true", "pec has no setting shuffle; it has"),
         ("run pec digits --save-results no/such/r.jsonl", "there is no folder no/such"),
         ("run finetuning digits --set batch_size=0", "batch_size: expected a whole number"),
-        ("table table9", "expected a table out of table1, default_lr, whitened, got 'table9'"),
+        ("table table9", "expected a table out of table1, default_lr, whitened"),
         ("table --results nothing.jsonl", "nothing.jsonl"),
         ("figure speed", "expected a figure out of memory, got 'speed'"),
         ("figure memory", "no results to draw: expected runs of whitened_pec, pec, "),

@@ -185,9 +185,15 @@ def test_fields_of_a_recipe_are_settings():
         ({"teacher": ["signs"], "ridge": 1.0}, r"but teacher is \['signs'\]"),
         ({"teacher": "rbf", "ridge": 1.0}, "'rbf' has no setting ridge; it has gamma$"),
         ({"teacher": "identity", "gamma": 1.0}, "'identity' has no setting gamma; it has none$"),
-        ({"teacher": "signs", "ridge": -1.0}, "expected ridge > 0"),
-        ({"teacher": "signs", "ridge": "high"}, "'signs' cannot have ridge='high'"),
-        ({"teacher": "signs", "sizes": 3}, "'signs' cannot have sizes=3"),
+        ({"teacher": "signs", "ridge": -1.0}, "ridge must be a positive number, but it is -1.0"),
+        (
+            {"teacher": "signs", "ridge": "high"},
+            "ridge must be a positive number, .*'high'",
+        ),
+        (
+            {"teacher": "signs", "sizes": 3},
+            "sizes must be a tuple of whole numbers .* is 3",
+        ),
     ],
 )
 def test_settings_that_a_teacher_does_not_have_are_refused(settings, message):

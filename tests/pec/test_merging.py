@@ -194,7 +194,7 @@ def test_what_has_not_learned_is_refused(learn, small, state):
 
 @pytest.mark.parametrize("other", [LogisticRegression(), "model.pecil", None], ids=repr)
 def test_another_type_is_refused(other, learn):
-    with pytest.raises(ValueError, match="can only merge with a PEC, not"):
+    with pytest.raises(ValueError, match="can only merge a PEC, not"):
         learn("ab").merge(other)
 
 

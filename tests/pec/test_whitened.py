@@ -173,7 +173,16 @@ def test_learning_leaves_the_world_as_it_was(clusters):
 
 @pytest.mark.parametrize(
     ("shape", "teacher"),
-    [((5,), "rbf"), ((9, 8), "strokes"), ((9, 8, 3), "natural"), ((3, 9, 8), "natural")],
+    [
+        ((5,), "rbf"),
+        ((9, 8), "strokes"),
+        ((9, 8, 3), "natural"),
+        ((3, 9, 8), "natural"),
+        ((4, 4), "strokes"),
+        ((3, 9), "rbf"),  # too small for filters
+        ((9, 3, 3), "rbf"),
+        ((1, 1), "rbf"),
+    ],
     ids=str,
 )
 def test_auto_chooses_by_shape(shape, teacher):
@@ -312,7 +321,6 @@ def test_more_samples_than_are_held_at_a_time(options, held, clusters, monkeypat
     assert_same(model.partial_fit(x, y), twice, x, rtol=1e-3)
 
 
-@pytest.mark.xfail(strict=True, reason="joining forgets the threshold, learning keeps it")
 def test_a_large_lesson_keeps_the_threshold_as_a_small_one_does(clusters, monkeypatch):
     x, y = clusters()
     model = make().fit(x, y).calibrate(x)
@@ -322,13 +330,7 @@ def test_a_large_lesson_keeps_the_threshold_as_a_small_one_does(clusters, monkey
     assert model.partial_fit(x, y).threshold_ == threshold
 
 
-@pytest.mark.parametrize(
-    "held",
-    [
-        4096,
-        pytest.param(7, marks=pytest.mark.xfail(strict=True, reason="the part has the new mean")),
-    ],
-)
+@pytest.mark.parametrize("held", [4096, 7])
 def test_parameters_set_after_learning_are_for_the_next_fit(held, clusters, file, monkeypatch):
     monkeypatch.setattr(whitened, "HELD", held)
     x, y = clusters()
@@ -340,10 +342,6 @@ def test_parameters_set_after_learning_are_for_the_next_fit(held, clusters, file
     np.testing.assert_allclose(WhitenedPEC.load(file, device="cpu").errors(x), steady.errors(x))
 
 
-NO_SPREAD = pytest.mark.xfail(strict=True, raises=ZeroDivisionError, reason="1 − a is 0")
-
-
-@NO_SPREAD
 @pytest.mark.parametrize("shape", [(5,), (3, 8, 8)], ids=str)
 @pytest.mark.parametrize("labels", [["a"], ["a", "b"], ["a", "b", "c"]], ids=len)
 def test_one_sample_of_each_class_is_enough(labels, shape, clusters):
@@ -353,7 +351,6 @@ def test_one_sample_of_each_class_is_enough(labels, shape, clusters):
     np.testing.assert_allclose(model.predict_proba(x).sum(1), 1)
 
 
-@NO_SPREAD
 @pytest.mark.parametrize("samples", [np.zeros((4, 5)), np.ones((4, 3, 8, 8))], ids=["0", "flat"])
 def test_samples_without_any_spread(samples):
     model = make(dim=120).fit(samples, ["a", "b"] * 2)
@@ -379,7 +376,7 @@ def test_default_memory():
     for name in ("natural", "signs", "strokes", "relu", "rbf"):
         model = make(dim=None, teacher=name)
         model.input_shape_ = (3, 8, 8)
-        sizes[name] = model._dim()
+        sizes[name] = model._dim(RECIPES[name])
     assert sizes == {"natural": 4722, "signs": 4722, "strokes": 1403, "relu": 1403, "rbf": 1403}
 
 
@@ -495,7 +492,6 @@ def test_a_failing_teacher_changes_nothing(bright, method, held, clusters, monke
     assert model.classes_.tolist() == ["a", "b", "c"]
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="clone copies the callable, unasked")
 def test_a_teacher_need_not_be_copied(clusters, monkeypatch):
     class Locked:
         def __init__(self):
@@ -602,7 +598,7 @@ def noisy(n, seed, classes=10, dim=150):
         200,
         20,
         5,
-        pytest.param(1, marks=pytest.mark.xfail(strict=True, reason="fit measures too little")),
+        pytest.param(1, marks=pytest.mark.xfail(strict=True, reason="two samples a class tell")),
     ],
 )
 def test_probabilities_are_calibrated_where_plain_ones_are_not(batches):
@@ -675,19 +671,34 @@ def test_calibration_from_the_stream(batches, clusters):
         assert accepted == pytest.approx(quantile, abs=0.13)
 
 
-@pytest.mark.parametrize(("n", "batches"), [(2, 2), (8, 8), (6, 1), (60, 1)])
-@pytest.mark.xfail(strict=True, raises=IndexError, reason="no errors have been kept")
-def test_a_young_model_is_calibrated_or_says_that_it_cannot_be(n, batches, clusters):
-    x, y = clusters(labels=("a", "b"), n=n // 2)
+@pytest.mark.parametrize(("n", "batches"), [(1, 1), (1, 2), (4, 8)])
+def test_a_young_model_says_that_it_cannot_be_calibrated(n, batches, clusters):
+    x, y = clusters(labels=("a", "b"), n=n)
     model = make()
-    for part in np.array_split(np.arange(n), batches):
+    for part in np.array_split(np.arange(2 * n), batches):
         model.partial_fit(x[part], [y[k] for k in part])
-    try:
-        threshold = model.calibrate().threshold_
-    except ValueError as refusal:
-        assert "calibrate" in str(refusal) or "samples" in str(refusal)
-    else:
-        assert np.isfinite(threshold)
+    for ask in (model.calibrate, lambda: model.predict(x, reject_as="?")):
+        with pytest.raises(ValueError, match=r"too few samples were learned.*calibrate\(X\)"):
+            ask()
+    assert not hasattr(model, "threshold_")
+    assert model.calibrate(x).predict(x, reject_as="?").shape == (2 * n,)
+
+
+@pytest.mark.parametrize("n", [20, 30])
+@pytest.mark.parametrize("labels", ["ab", "abc"])
+def test_one_lesson_is_enough_to_calibrate(labels, n, clusters):
+    x, y = clusters(labels=labels, n=n)
+    threshold = make().fit(x, y).calibrate().threshold_
+    assert 0 < threshold < 10
+
+
+@pytest.mark.xfail(strict=True, reason="it rests on two or three errors of some classes")
+def test_a_threshold_from_one_lesson_accepts_what_was_asked_for(clusters):
+    accepted = []
+    for seed in range(8):
+        model = make().fit(*clusters(seed=seed)).calibrate()
+        accepted.append((model.novelty(clusters(n=100, seed=9)[0]) <= model.threshold_).mean())
+    assert np.mean(accepted) > 0.8 and min(accepted) > 0.6
 
 
 @pytest.mark.parametrize("reject_as", [-1, "new", None, ("none", "of", "them")], ids=str)
@@ -767,7 +778,6 @@ def test_the_threshold_goes_with_merging_unlearning_and_forgetting(clusters):
         assert not hasattr(change(deepcopy(one).calibrate(x)), "threshold_")
 
 
-@pytest.mark.xfail(strict=True, reason="losses of the tempers are added, but not taken away")
 def test_unlearning_undoes_merging_for_probabilities_too():
     x, y = noisy(20, seed=1)
     one, two = (make(teacher="identity", dim=None) for _ in range(2))
@@ -787,20 +797,28 @@ def test_what_was_not_learned_cannot_be_unlearned(clusters):
     for labels, message in (
         (["a"] * 60, r"cannot unlearn 60 samples of 'a': this model has seen 20"),
         (["new"] * 60, r"cannot unlearn 60 samples of 'new': this model has seen 0"),
-        (y, "cannot unlearn everything: no sample would be left"),
+        (y, "cannot unlearn everything: no class would be left"),
     ):
         with pytest.raises(ValueError, match=message):
             model.unlearn(make().fit(x, labels))
     assert everything(model) == before
 
 
-@pytest.mark.xfail(strict=True, reason="forgotten samples count: a model without classes is left")
-def test_not_all_classes_can_be_unlearned(clusters):
-    x, y = clusters(labels=("a", "b"))
-    mine = separate(y, "a")
-    model = make().fit(x, y).forget("b")
-    with pytest.raises(ValueError, match="cannot unlearn"):
-        model.unlearn(make().fit(x[mine], ["a"] * len(mine)))
+def test_unlearning_after_forgetting(clusters):
+    """Some of the classes that are left may go, not all of them, nor the forgotten one again."""
+    x, y = clusters()
+
+    def learned(*labels):
+        mine = separate(y, *labels)
+        return make().fit(x[mine], [y[k] for k in mine])
+
+    model = learned("a", "b", "c").forget("b")
+    for part, message in (("ac", "everything: no class would"), ("b", "20 samples of 'b'.*seen 0")):
+        with pytest.raises(ValueError, match="cannot unlearn " + message):
+            model.unlearn(learned(*part))
+    assert_same(model.unlearn(learned("a")), learned("b", "c").forget("b"), x, rtol=5e-3)
+    with pytest.raises(ValueError, match="cannot unlearn everything: no class would be left"):
+        model.unlearn(learned("c"))
 
 
 @pytest.mark.parametrize(
@@ -809,7 +827,7 @@ def test_not_all_classes_can_be_unlearned(clusters):
         {"random_state": np.random.RandomState(0)},
         {"device": torch.device("cpu")},
         {"channels": "last"},
-        {"teacher": RandomFeatures("rbf")},
+        {"dim": np.int64(30)},
     ],
     ids=str,
 )
@@ -833,9 +851,9 @@ def doubled(x):
         ({"shrinkage": 0.5}, "shrinkage is 'oas' here, but 0.5 in the other"),
         ({"mean": [1, 2, 3, 4, 5]}, r"mean is None here, but \[1, 2, 3, 4, 5\] in the other"),
         ({"std": 2}, "std is None here, but 2 in the other"),
-        ({"teacher": "relu"}, "teacher checksum is"),
-        ({"teacher": RandomFeatures("rbf", 0.3)}, "teacher checksum is"),
-        ({"teacher": doubled}, "teacher checksum is"),
+        ({"teacher": "relu"}, "teacher is 'auto' here, but 'relu' in the other"),
+        ({"teacher": RandomFeatures("rbf")}, "teacher is 'auto' here, but RandomFeatures"),
+        ({"teacher": doubled, "dim": None}, "dim is 30 here, but None in the other"),
     ],
     ids=str,
 )
@@ -843,11 +861,21 @@ def test_other_settings_are_refused(changes, message, clusters):
     one, two = make().fit(*clusters()), make(**changes).fit(*clusters())
     before = everything(one), everything(two)
     for method in ("merge", "unlearn"):
-        with pytest.raises(ValueError, match="cannot merge: " + message):
+        with pytest.raises(ValueError, match=f"cannot {method}: {message}"):
             getattr(one, method)(two)
-        with pytest.raises(ValueError, match="cannot merge: "):
+        with pytest.raises(ValueError, match=f"cannot {method}: "):
             getattr(two, method)(one)
     assert (everything(one), everything(two)) == before
+
+
+def test_callables_are_compared_by_what_they_answer(clusters):
+    def learned(teacher):
+        return make(teacher=teacher, dim=None).fit(*clusters())
+
+    model = learned(doubled)
+    with pytest.raises(ValueError, match="cannot merge: teacher checksum is"):
+        model.merge(learned(lambda x: 3 * x))
+    assert model.merge(learned(lambda x: 2 * x)).samples_seen_ == {"a": 40, "b": 40, "c": 40}
 
 
 @pytest.mark.parametrize(
@@ -859,9 +887,7 @@ def test_other_settings_are_refused(changes, message, clusters):
     ],
     ids=["order", "gamma", "threshold"],
 )
-def test_a_recipe_that_is_nearly_the_same_is_refused(one, two, clusters, request):
-    if request.node.callspec.id != "order":
-        request.applymarker(pytest.mark.xfail(strict=True, reason="checksums agree within 1%"))
+def test_a_recipe_that_is_nearly_the_same_is_refused(one, two, clusters):
     models = [make(teacher=t, dim=120).fit(*clusters(shape=(3, 8, 8))) for t in (one, two)]
     with pytest.raises(ValueError, match="cannot merge: teacher"):
         models[0].merge(models[1])
@@ -870,8 +896,10 @@ def test_a_recipe_that_is_nearly_the_same_is_refused(one, two, clusters, request
 def test_other_models_are_refused(clusters, small):
     model = make().fit(*clusters())
     for other in (LogisticRegression(), "model.pecil", None, small().fit(*clusters())):
-        with pytest.raises(ValueError, match="can only merge with a WhitenedPEC, not"):
+        with pytest.raises(ValueError, match="can only merge a WhitenedPEC, not"):
             model.merge(other)
+        with pytest.raises(ValueError, match="can only unlearn a WhitenedPEC, not"):
+            model.unlearn(other)
     with pytest.raises(ValueError, match=r"input shape is \(5,\) here, but \(6,\)"):
         model.merge(make().fit(*clusters(shape=(6,))))
     for one, two in ((model, make()), (make(), model)):
@@ -929,21 +957,25 @@ def test_a_saved_model_goes_on(options, clusters, file):
     assert_same(loaded, steady, x)
 
 
+@pytest.mark.parametrize("size", [1, 7, 30])
 @pytest.mark.parametrize("copied", ["pickled", "saved"])
-@pytest.mark.xfail(strict=True, reason="a copy has no gauge: its next sample starts a new one")
-def test_after_a_restart_the_stream_is_measured_as_if_it_had_not_stopped(copied, clusters, file):
-    x, y = clusters(n=100)
-    model = make().fit(x[:200], y[:200]).partial_fit(x[200:230], y[200:230])
-    model.save(file)
-    if copied == "saved":
-        copy = WhitenedPEC.load(file, device="cpu")
-    else:
-        copy = pickle.loads(pickle.dumps(model))
-    for each in (model, copy):
-        each.partial_fit(x[230:260], y[230:260])
-    np.testing.assert_allclose(copy._losses, model._losses, rtol=1e-3)
-    for mine, theirs in zip(model._recent, copy._recent, strict=True):
-        np.testing.assert_allclose(theirs, mine, rtol=1e-3)
+def test_after_restarts_the_stream_is_measured_as_if_it_had_not_stopped(copied, size, file):
+    """Up to the samples that a new factor knows and an old one does not."""
+    x, y = noisy(30, seed=1, dim=40)
+    model, other = (make(teacher="identity", dim=None) for _ in range(2))
+    order = np.random.default_rng(0).permutation(300)
+    for k, part in enumerate(np.array_split(order, 300 // size)):
+        for each in (model, other):
+            each.partial_fit(x[part], y[part])
+        if k * size % 60 < size:
+            other.save(file)
+            saved = copied == "saved"
+            other = WhitenedPEC.load(file) if saved else pickle.loads(pickle.dumps(other))
+        kept = [[len(errors) for errors in each._recent] for each in (model, other)]
+        assert (np.diff(kept, axis=0) >= 0).all()
+    steps = np.abs(np.log(whitened.TEMPERS / model.temper_)).argmin()
+    assert other.temper_ in whitened.TEMPERS[steps - 1 : steps + 2]
+    assert other.calibrate().threshold_ == pytest.approx(model.calibrate().threshold_, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -973,6 +1005,7 @@ def test_a_file_holds_the_triangle_and_the_means(clusters, file):
         assert content.get_tensor("scatter").shape == (30 * 31 // 2,)
     about = saving.describe(file)
     assert about["model"] == "WhitenedPEC" and set(about["labels"]) == {"a", "b", "c"}
+    assert (about["total"], len(about["losses"])) == (60, 60) and 0 < about["gauged"] <= 60
 
 
 def test_a_copy_is_a_model_of_its_own(clusters):
@@ -1166,7 +1199,12 @@ def test_bad_labels_change_nothing(y, message, clusters):
         ({"channels": "middle"}, "channels must be one of auto, first, last.*'middle'"),
         ({"mean": [1, 2]}, r"mean must be None, one finite number or 5 of them.*\[1, 2\]"),
         ({"mean": float("nan")}, "mean must be None, one finite number or 5 of them.*nan"),
-        ({"std": 0}, "std must be positive, but it is 0"),
+        ({"std": 0}, "std must be positive, at least 1e-08, but it is 0"),
+        ({"std": 1e-40}, "std must be positive, at least 1e-08, but it is 1e-40"),
+        ({"mean": 1e30}, r"mean must not exceed 1e\+08, but it is 1e\+30"),
+        ({"teacher": PEC()}, r"a recipe or a callable, but it is PEC\(\)"),
+        ({"teacher": doubled}, "a callable teacher sets the dimension: give neither memory nor"),
+        ({"teacher": doubled, "dim": None, "memory": 900}, "give neither memory nor dim"),
         ({"random_state": -1}, "random_state .*-1"),
         ({"random_state": "dice"}, "'dice' cannot be used to seed"),
         ({"device": "gpu"}, "device .*'gpu'"),
@@ -1185,23 +1223,6 @@ def test_bad_parameters_are_refused(parameters, message, clusters):
     model.set_params(**make().get_params())
     assert everything(model) == before
     np.testing.assert_array_equal(model.predict(x), y)
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"teacher": PEC()},  # has a teacher, is none
-        {"teacher": "identity", "std": 1e-40},
-        {"teacher": "identity", "std": 1e-30},
-        {"teacher": "identity", "mean": 1e30},
-        {"teacher": doubled, "dim": 3},
-    ],
-    ids=str,
-)
-@pytest.mark.xfail(strict=True, reason="accepted, and then of no use or another error")
-def test_other_bad_parameters_are_refused(parameters, clusters):
-    with pytest.raises(ValueError):
-        make(**{"dim": None} | parameters).fit(*clusters())
 
 
 @pytest.mark.parametrize(
