@@ -3,6 +3,7 @@
 import math
 import pickle
 from dataclasses import replace
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -285,8 +286,11 @@ def test_as_many_features_as_the_refusal_asks_for_are_enough():
     recipe = Filters(prior="strokes", sizes=(3, 5, 8), grids=(1, 2, 3))
     with pytest.raises(ValueError, match="take at least 54"):
         drawn(recipe, dim=53)
-    for dim in range(54, 100):
-        assert drawn(recipe, dim=dim).output_dim <= dim
+    assert drawn(recipe, dim=54).output_dim == 54
+    for dim in range(54, 400):
+        counts = recipe.counts(dim)
+        assert min(counts.values()) >= 1
+        assert 3 * sum(n * recipe.cells(grid) for grid, n in counts.items()) <= dim
 
 
 def test_vectors_are_refused():
@@ -367,15 +371,10 @@ def test_spectrum_filters_prefer_what_is_rare():
     np.testing.assert_allclose(along[1:] / along[1:].sum(), expected / expected.sum(), rtol=0.3)
 
 
-@pytest.mark.parametrize("draw", ["patches", "normal"])
-@pytest.mark.parametrize("prior", ["leaves", "strokes"])
-def test_pictures_make_filters_of_their_own(prior, draw):
-    x, recipe = images(), Filters(prior=prior, draw=draw)
-    assert torch.isfinite(drawn(recipe)(x)).all()
-    others = {
-        replace(recipe, prior=p, draw=d)
-        for p in ("leaves", "strokes")
-        for d in ("patches", "normal")
-    } - {recipe}
-    for other in others:
-        assert not alike(drawn(recipe).checksum, drawn(other).checksum)
+def test_pictures_make_filters_of_their_own():
+    kinds = product(("leaves", "strokes"), ("patches", "normal"))
+    made = [drawn(Filters(prior=prior, draw=draw)) for prior, draw in kinds]
+    for one, other in combinations(made, 2):
+        assert not alike(one.checksum, other.checksum)
+    for teacher in made:
+        assert torch.isfinite(teacher(images())).all()

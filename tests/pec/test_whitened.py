@@ -197,12 +197,13 @@ def test_vectors_and_images_of_every_layout(channels):
     last = rng.integers(0, 256, (12, 9, 8, channels), dtype=np.uint8)
     first = np.ascontiguousarray(last.transpose(0, 3, 1, 2))
     y = ["a", "b", "c"] * 4
-    expected = make(dim=120, channels="last").fit(last, y).errors(last)
+    options = {"teacher": Filters(sizes=(3,), grids=(1, 2)), "dim": 60}
+    expected = make(**options, channels="last").fit(last, y).errors(last)
     layouts = [(last, "last"), (last, "auto"), (first, "first"), (first, "auto")]
     layouts += [(last[..., 0], "auto")] if channels == 1 else []
     for x, layout in layouts:
         for same in (x, torch.from_numpy(x), np.float32(x / 255), torch.from_numpy(x / 255)):
-            model = make(dim=120, channels=layout).fit(same, y)
+            model = make(**options, channels=layout).fit(same, y)
             assert model.input_shape_ == (channels, 9, 8)
             np.testing.assert_allclose(model.errors(same), expected, rtol=1e-3)
 
@@ -957,7 +958,7 @@ def test_a_saved_model_goes_on(options, clusters, file):
     assert_same(loaded, steady, x)
 
 
-@pytest.mark.parametrize("size", [1, 7, 30])
+@pytest.mark.parametrize("size", [1, 30])
 @pytest.mark.parametrize("copied", ["pickled", "saved"])
 def test_after_restarts_the_stream_is_measured_as_if_it_had_not_stopped(copied, size, file):
     """Up to the samples that a new factor knows and an old one does not."""
