@@ -4,19 +4,22 @@ import functools
 import hashlib
 import json
 import platform
+import re
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import pecil
-from pecil.data import DATASETS, Dataset, Task, load, stream
+from pecil.data import DATASETS, Dataset, Stream, Task, load, stream
 from pecil.methods import METHODS, Learner, check_settings
 from pecil.methods.learner import Array
 
@@ -27,6 +30,8 @@ INSTEAD = {  # settings of which one does the work of the other
     "budget": "output_dim",
     "output_dim": "budget",
 }
+CONFUSED = 100  # classes up to which a confusion matrix is kept
+MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -52,12 +57,33 @@ class Experiment:
     """Decides the order of the stream and the method's own random numbers."""
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """The method's parameters; those not named keep their defaults."""
+    epochs: int = 1
+    """Passes over the samples of a task."""
+    buffer: int = 0
+    """Samples that the method may keep to replay them."""
+    validation: bool = False
+    """Test on a tenth of the training part, held out; the test part stays unseen."""
 
     @property
     def key(self) -> str:
-        """A hash that stays the same between machines and versions of Python."""
-        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        """A hash that stays the same between machines and versions of Python.
+
+        Fields that came later count only where they differ from what was the rule before.
+        """
+        described = asdict(self)
+        for name, usual in LATER.items():
+            if described[name] == usual:
+                del described[name]
+        canonical = json.dumps(described, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    @property
+    def kind(self) -> str:
+        """The key without the seed: what the runs of one cell have in common."""
+        return replace(self, seed=0).key
+
+
+LATER = {"epochs": 1, "buffer": 0, "validation": False}
 
 
 @dataclass(frozen=True)
@@ -78,6 +104,23 @@ class Result:
     versions: dict[str, str]
     data_note: str = ""
     """What the copy of the data says of itself."""
+    accuracy_per_class_after_task: list[dict[str, float]] | None = None
+    """Of the classes seen so far, after every task; None, like the next two, unless asked for."""
+    average_anytime_accuracy: float | None = None
+    """The mean of `accuracy_after_task`."""
+    forgetting: float | None = None
+    """The best accuracy of a class after an earlier task less the one in the end: the mean over
+    the classes that came before the last task. None if there is but one task."""
+    confusion: list[list[int]] | None = None
+    """Test samples by label (rows) and prediction (columns), both sorted; None for more than
+    100 classes."""
+    peak_memory: float | None = None
+    """In MiB, to fit and test: allocated on the GPU, or by how much the process grew."""
+    buffer_size: int | None = None
+    """Samples kept in the end."""
+    macs: int | None = None
+    """Multiply-accumulate operations to score one sample more, in products of matrices and
+    convolutions; None if there are none."""
 
     def row(self) -> dict[str, Any]:
         """Return the result as one flat record, ready for JSON."""
@@ -91,6 +134,7 @@ class Result:
             raise ValueError(f"expected a JSON object, got {type(row).__name__}")
         described = [f.name for f in fields(Experiment)]
         found = [f.name for f in fields(cls) if f.name != "experiment"]
+        row = OLD | row
         missing = [name for name in ("key", *described, *found) if name not in row]
         if missing:
             raise ValueError(f"the record lacks {', '.join(missing)}")
@@ -104,11 +148,18 @@ class Result:
         return cls(experiment, **{name: row[name] for name in found})
 
 
-def settings_for(method: str, dataset: str, **changes: Any) -> dict[str, Any]:
+OLD = LATER | {field.name: None for field in fields(Result) if field.default is None}
+"""What records written before these fields were there stand for."""
+
+
+def settings_for(
+    method: str, dataset: str, split: str = "", passes: int = 1, /, **changes: Any
+) -> dict[str, Any]:
     """Return the settings chosen for a method on a dataset, some of them changed.
 
     They are what the dataset itself decides and what ``settings/DATASET.toml`` says; data of
-    the user's own has none but the changes.
+    the user's own has none but the changes. A table within the method's there, named after a
+    split (``[er."5/2"]``) or a number of passes (``[joint."50 epochs"]``), has what differs.
     """
     chosen: dict[str, Any] = {}
     if dataset in DATASETS:
@@ -117,14 +168,28 @@ def settings_for(method: str, dataset: str, **changes: Any) -> dict[str, Any]:
         chosen = {name: value for name, value in values.items() if value}
         file = resources.files("pecil.bench") / "settings" / f"{dataset}.toml"
         if file.is_file():
-            chosen |= tomllib.loads(file.read_text(encoding="utf-8")).get(method, {})
+            chosen |= _chosen(file.read_text(encoding="utf-8")).get(method, {})
+        special = {name: chosen.pop(name) for name in list(chosen) if SPECIAL.fullmatch(name)}
+        chosen |= special.get(split, {}) | special.get(f"{passes} epochs", {})
     for name in changes:
         chosen.pop(INSTEAD.get(name, ""), None)
     return chosen | changes
 
 
+SPECIAL = re.compile(r"\d+/\d+|joint|\d+ epochs")
+_chosen = functools.lru_cache(maxsize=32)(tomllib.loads)
+
+
 def planned(
-    method: str, dataset: str, split: str | None = None, seed: int = 0, **changes: Any
+    method: str,
+    dataset: str,
+    split: str | None = None,
+    seed: int = 0,
+    *,
+    epochs: int = 1,
+    buffer: int = 0,
+    validation: bool = False,
+    **changes: Any,
 ) -> Experiment:
     """Describe an experiment with the dataset's own settings, some of them changed.
 
@@ -135,18 +200,30 @@ def planned(
     dataset : str
         A name in `pecil.data.DATASETS`, or a path.
     split : str, optional
-        Tasks / classes per task; one class at a time if not given.
+        Tasks / classes per task; if not given one class at a time, or all for joint training.
     seed : int
         Decides the order of the stream and the method's own random numbers.
+    epochs : int
+        Passes over the samples of a task.
+    buffer : int
+        Samples that the method may keep to replay them.
+    validation : bool
+        Test on a tenth of the training part, held out, instead of the test part.
     **changes
         Settings other than those of `settings_for`.
     """
     if method not in METHODS:
         raise ValueError(f"expected a method out of {', '.join(METHODS)}, got {method!r}")
     check_settings(method, changes, METHODS[method].settings)
+    for name, given, least in (("epochs", epochs, 1), ("buffer", buffer, 0)):
+        if type(given) is not int or given < least:
+            raise ValueError(f"{name}: expected a whole number of at least {least}, got {given!r}")
+    if buffer and not METHODS[method].buffer:
+        raise ValueError(f"{method} keeps no samples: expected a buffer of 0, got {buffer}")
     if split is None:
-        split = f"{_n_classes(dataset)}/1"
-    return Experiment(method, dataset, split, seed, settings_for(method, dataset, **changes))
+        split = "joint" if METHODS[method].joint else f"{_n_classes(dataset)}/1"
+    settings = settings_for(method, dataset, split, epochs, **changes)
+    return Experiment(method, dataset, split, seed, settings, epochs, buffer, validation)
 
 
 def run(
@@ -180,21 +257,66 @@ def run(
     seconds: dict[str, float] = {}
     with _timed(seconds, "load"):
         data = _load(experiment.dataset)
+        if experiment.validation:
+            data = held_out(data, experiment.seed)
     if data.test_x is None or data.test_y is None:
         raise ValueError(f"{experiment.dataset} has no test part to measure an accuracy on")
     classes, codes = np.unique(data.train_y, return_inverse=True)
-    settings = dict(experiment.settings)
-    of_stream = ("epochs",) if method.independent else ("epochs", "batch_size")
-    tasks = stream(
-        replace(data, train_y=codes),
-        experiment.split,
-        seed=experiment.seed,
-        **{name: settings.pop(name) for name in of_stream if name in settings},
+    tasks = _tasks(experiment, replace(data, train_y=codes), whole=not per_task)
+    with _peak_memory() as peak:
+        learner = _learner(experiment, len(classes), data, device)
+        exam = _Exam(learner, classes, data.test_x, data.test_y)
+        for task in tasks:
+            with _timed(seconds, "fit"):
+                _teach(learner, task, whole=method.independent)
+            if per_task and task.index + 1 < len(tasks):
+                with _timed(seconds, "test"):
+                    exam.take((task.index + 1) * tasks.classes_per_task)
+            if progress is not None:
+                progress(task.index + 1, len(tasks))
+        with _timed(seconds, "test"):
+            exam.take(len(classes))
+    return Result(
+        experiment,
+        **exam.marks(per_task, len(classes) - tasks.classes_per_task),
+        seconds={phase: round(spent, 4) for phase, spent in seconds.items()},
+        n_parameters=learner.n_parameters,
+        device=_described(learner.device),
+        versions=_versions(),
+        data_note=data.note,
+        peak_memory=peak(learner.device),
+        buffer_size=learner.n_buffered if method.buffer else 0,
+        macs=_macs(learner, data.test_x),
     )
-    if method.independent and not per_task:
-        tasks = replace(tasks, classes_per_task=len(classes))
-    learner = method.learner(
-        len(classes),
+
+
+def _tasks(experiment: Experiment, data: Dataset, *, whole: bool) -> Stream:
+    """Make the stream; in one task if the method does not mind and the results may."""
+    of_stream = {name: experiment.settings[name] for name in _of_stream(experiment)}
+    tasks = stream(
+        data, experiment.split, **{"seed": experiment.seed, "epochs": experiment.epochs} | of_stream
+    )
+    if METHODS[experiment.method].independent and whole:
+        tasks = replace(tasks, classes_per_task=len(tasks.class_order))
+    return tasks
+
+
+def _of_stream(experiment: Experiment) -> list[str]:
+    """Return the names of the settings that are the stream's, not the method's."""
+    independent = METHODS[experiment.method].independent
+    names = ("epochs",) if independent else ("epochs", "batch_size")
+    return [name for name in names if name in experiment.settings]
+
+
+def _learner(experiment: Experiment, n_classes: int, data: Dataset, device: str) -> Any:
+    """Make the learner as the experiment describes it."""
+    method, settings = METHODS[experiment.method], dict(experiment.settings)
+    for name in _of_stream(experiment):
+        del settings[name]
+    if method.buffer:
+        settings["buffer"] = experiment.buffer
+    return method.learner(
+        n_classes,
         data.train_x.shape[1:],
         mean=data.mean,
         std=data.std,
@@ -202,33 +324,87 @@ def run(
         device=device,
         **settings,
     )
-    after_task = []
-    for task in tasks:
-        with _timed(seconds, "fit"):
-            _teach(learner, task, whole=method.independent)
-        if per_task:
-            known = np.isin(data.test_y, classes[: (task.index + 1) * tasks.classes_per_task])
-            with _timed(seconds, "test"):
-                right = _right(learner, classes, data.test_x[known], data.test_y[known])
-            after_task.append(float(right.mean()))
-        if progress is not None:
-            progress(task.index + 1, len(tasks))
-    with _timed(seconds, "test"):
-        right = _right(learner, classes, data.test_x, data.test_y)
-    return Result(
-        experiment,
-        accuracy=float(right.mean()),
-        accuracy_per_class={
-            str(label): float(right[data.test_y == label].mean())
-            for label in np.unique(data.test_y)
-        },
-        accuracy_after_task=after_task,
-        seconds={phase: round(spent, 4) for phase, spent in seconds.items()},
-        n_parameters=learner.n_parameters,
-        device=_described(learner.device),
-        versions=_versions(),
-        data_note=data.note,
+
+
+def held_out(data: Dataset, seed: int) -> Dataset:
+    """Return the training part alone, a random tenth of each class as its test part.
+
+    >>> from pecil.data import load
+    >>> digits = held_out(load("digits"), seed=0)
+    >>> len(digits.train_x), len(digits.test_x)
+    (1302, 140)
+    """
+    random = np.random.default_rng(seed)
+    tenth = np.zeros(len(data.train_y), dtype=bool)
+    for label in np.unique(data.train_y):
+        rows = np.flatnonzero(data.train_y == label)
+        tenth[random.permutation(rows)[: len(rows) // 10]] = True
+    if not tenth.any():
+        raise ValueError(f"{data.name}: expected a class with 10 samples or more to hold some out")
+    return replace(
+        data,
+        train_x=data.train_x[~tenth],
+        train_y=data.train_y[~tenth],
+        test_x=data.train_x[tenth],
+        test_y=data.train_y[tenth],
+        train_files=None,
+        test_files=None,
     )
+
+
+class _Exam:
+    """Tests a learner, again and again, and keeps its marks."""
+
+    def __init__(self, learner: Learner, classes: Array, x: Array, y: Array) -> None:
+        self.learner, self.classes, self.x, self.y = learner, classes, x, y
+        self.labels = np.unique(y)
+        self.per_class: list[dict[str, float]] = []
+        self.accuracies: list[float] = []
+        self.predicted = y[:0]
+
+    def take(self, n_classes: int) -> None:
+        """Test on the samples of the first classes; on all samples if these are all classes."""
+        x, y, labels = self.x, self.y, self.labels
+        if n_classes < len(self.classes):
+            known = np.isin(y, self.classes[:n_classes])
+            x, y, labels = x[known], y[known], np.intersect1d(labels, self.classes[:n_classes])
+        self.predicted = self.classes[self.learner.scores(x).argmax(axis=1)]
+        right = self.predicted == y
+        self.accuracies.append(float(right.mean()) if len(y) else 0.0)
+        self.per_class.append({str(c): float(right[y == c].mean()) for c in labels})
+
+    def marks(self, per_task: bool, n_earlier: int) -> dict[str, Any]:
+        """Return the fields of a result that tell how good the learner is."""
+        marks: dict[str, Any] = {
+            "accuracy": self.accuracies[-1],
+            "accuracy_per_class": self.per_class[-1],
+            "accuracy_after_task": self.accuracies if per_task else [],
+            "confusion": self._confusion(),
+        }
+        if per_task:
+            marks["accuracy_per_class_after_task"] = self.per_class
+            marks["average_anytime_accuracy"] = float(np.mean(self.accuracies))
+            marks["forgetting"] = self._forgetting(n_earlier)
+        return marks
+
+    def _confusion(self) -> list[list[int]] | None:
+        """Count the last test's samples by label and prediction."""
+        every = np.union1d(self.classes, self.labels)
+        n = len(every)
+        if n > CONFUSED:
+            return None
+        cells = np.searchsorted(every, self.y) * n + np.searchsorted(every, self.predicted)
+        counts: list[list[int]] = np.bincount(cells, minlength=n * n).reshape(n, n).tolist()
+        return counts
+
+    def _forgetting(self, n_earlier: int) -> float | None:
+        """Compare the best accuracies of the first classes with the last ones."""
+        *before, last = self.per_class
+        earlier = [c for c in map(str, self.classes[:n_earlier]) if c in last]
+        if not before or not earlier:
+            return None
+        lost = [max(marks[c] for marks in before if c in marks) - last[c] for c in earlier]
+        return float(np.mean(lost))
 
 
 def _teach(learner: Learner, task: Task, *, whole: bool) -> None:
@@ -238,11 +414,6 @@ def _teach(learner: Learner, task: Task, *, whole: bool) -> None:
     for x, y in [(task.x, task.y)] if whole else task.batches():
         learner.learn(x, y)
     learner.end_task()
-
-
-def _right(learner: Learner, classes: Array, x: Array, y: Array) -> Array:
-    """Say of every sample whether the best score is that of its label."""
-    return np.asarray(classes[learner.scores(x).argmax(axis=1)] == y)
 
 
 @functools.lru_cache(maxsize=1)
@@ -265,6 +436,51 @@ def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start
+
+
+@contextmanager
+def _peak_memory() -> Iterator[Callable[[torch.device], float | None]]:
+    """Yield a function that tells, for a device, the most MiB that a block took."""
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    before = _resident("VmRSS", anew=True)
+    most: float | None = None
+
+    def peak(device: torch.device) -> float | None:
+        if device.type == "cuda":
+            return round(torch.cuda.max_memory_allocated(device) / MIB, 1)
+        return most
+
+    yield peak
+    after = _resident("VmHWM")
+    if before is not None and after is not None:
+        most = round(max(0.0, after - before), 1)
+
+
+def _resident(gauge: str, *, anew: bool = False) -> float | None:
+    """Read a gauge of this process's memory, in MiB; let the highest mark be taken anew first.
+
+    None on a system other than Linux.
+    """
+    try:
+        if anew:
+            Path("/proc/self/clear_refs").write_text("5")
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    found = re.search(rf"^{gauge}:\s+(\d+) kB", status, re.MULTILINE)
+    return int(found[1]) / 1024 if found else None
+
+
+def _macs(learner: Learner, x: Array) -> int | None:
+    """Count what one sample more costs, products of matrices and convolutions."""
+    counts = []
+    for n in (1, 2):
+        with FlopCounterMode(display=False) as counter:
+            learner.scores(x[:n])
+        counts.append(counter.get_total_flops())
+    return (counts[1] - counts[0]) // 2 or None
 
 
 def _described(device: torch.device) -> str:
