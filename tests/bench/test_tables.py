@@ -1,9 +1,11 @@
 import re
+from dataclasses import replace
 
 import pytest
 
 from pecil.bench import Result, planned, tables
 from pecil.data import DATASETS
+from pecil.methods import METHODS
 
 
 def result(accuracy, dataset="mnist", seed=0, split=None, data_note="", method="pec", **changes):
@@ -106,12 +108,133 @@ def test_notes_stand_once_below_the_table_that_shows_the_numbers():
     assert "rebuilt" not in tables.markdown("table1", [result(0.9)])
 
 
-def test_the_page_holds_every_table():
-    assert re.findall(r"^## (\w+)", tables.page([]), flags=re.MULTILINE) == list(
-        tables.definitions()
-    )
+def test_the_page_names_every_table_and_shows_those_with_runs_of_their_own():
+    results = [result(0.92), result(0.98, method="whitened_pec")]
+    page = tables.page(results)
+    shown = re.findall(r"^## (\w+):", page, flags=re.MULTILINE)
+    waiting = re.findall(r"^\* (\w+): ", page, flags=re.MULTILINE)
+    assert shown == ["table1", "parameters", "whitened"]
+    assert sorted(shown + waiting) == sorted(tables.definitions())
+    assert "table2" in waiting  # its PEC is that of table1
+    assert "| PEC | MNIST | 92.00 | 1 |" in page
+    assert re.search(r"^Not run: Fine-tuning · Joint, 1 epoch · .* · VAE-GC\.$", page, re.MULTILINE)
+
+
+def test_without_results_the_page_is_short():
+    page = tables.page([])
+    assert "|" not in page
+    assert len(page.splitlines()) < 40
+
+
+def test_several_classes_a_task_are_other_runs_but_for_pec():
+    results = [result(0.92), result(0.5, split="5/2")]
+    assert cell("table2", "mnist", results=results).ours == pytest.approx((92.0,))
+    asked = {c.name: c.experiment for c in tables.cells("table2", []) if c.dataset == "cifar100"}
+    assert asked["finetuning"].split == "10/10"
+    assert asked["pec"].split == "100/1"
+
+
+def test_settings_of_one_dataset_alone():
+    single = cell("linear", "cifar100", "PEC, Single linear").experiment.settings
+    assert (single["architecture"], single["budget"]) == ("linear", 111_452)
+    assert "output_dim" not in single
+
+
+def test_counts_agree_within_two_percent():
+    def held(n):
+        return [replace(result(0.9), n_parameters=n)]
+
+    cells = [cell("parameters", "mnist", results=held(n)) for n in (89_590, 91_300, 92_000)]
+    assert [c.agrees for c in cells] == [True, True, False]
+    assert cells[0].columns()[2:] == ("89.6K", "1", "89.6K", "+0.0 %", "yes")
+    assert cell("macs", "mnist", results=held(1)).our_text == "not run"  # never counted
+
+
+def test_a_cell_knows_its_runs():
+    results = [result(0.92, seed=3), result(0.93, seed=1)]
+    found = cell("table1", "mnist", results=results)
+    assert found.keys == tuple(r.experiment.key for r in results)
+    assert replace(found.experiment, seed=3).key == found.keys[0]
+
+
+def test_what_is_still_to_come_is_not_run():
+    filled = {(c.name, c.dataset): c for name in DEFINED for c in tables.cells(name, [])}
+    for name, dataset in (("er", "mnist"), ("labels_trick", "mnist"), ("pec", "cifar100_features")):
+        assert filled[name, dataset].experiment is None
+        assert filled[name, dataset].our_text == "not run"
+
+
+DEFINED = tables.definitions()
+PAPER = {  # rows and datasets
+    "table1": (19, 5),
+    "table2": (14, 5),
+    "balancing": (4, 3),
+    "default_lr": (2, 5),
+    "other_setup": (12, 5),
+    "labels_trick": (3, 5),
+    "labels_trick_multi": (3, 5),
+    "small_budget": (10, 4),
+    "small_budget_multi": (10, 4),
+    "buffer_sizes": (22, 5),
+    "buffer_sizes_multi": (22, 5),
+    "initialisation": (5, 2),
+    "linear": (3, 5),
+    "ensemble": (4, 5),
+    "parameters": (3, 5),
+    "macs": (2, 5),
+}
+
+
+def test_every_table_of_the_paper_is_defined():
+    sizes = {name: (len(t["rows"]), len(t["datasets"])) for name, t in DEFINED.items()}
+    assert sizes == PAPER | {"whitened": (4, 6), "metric": (2, 1)}
+    numbers = [c.paper for name in PAPER for c in tables.cells(name, [])]
+    assert None not in numbers
+    assert len(numbers) - 5 * 5 == 622  # accuracies, apart from parameters and operations
+
+
+@pytest.mark.parametrize("name", DEFINED)
+def test_a_definition_is_sound(name):
+    table = DEFINED[name]
+    assert set(table) <= {"title", "note", "measure", "wide", "datasets", "splits", "rows"}
+    for dataset in table["datasets"]:
+        assert dataset in DATASETS or dataset in tables.DATASETS_TO_COME
+    filled = tables.cells(name, [])
+    for unique in ("method", "name"):
+        places = [(getattr(c, unique), c.dataset) for c in filled]
+        assert len(set(places)) == len(places)
+    papers = {}
+    for c in filled:  # the same runs cannot have two numbers
+        if c.experiment:
+            assert papers.setdefault(c.experiment.key, c.paper) == c.paper
+    for c in filled:
+        if c.measure == "accuracy" and c.paper is not None:
+            assert 0 < c.paper < 100
+            assert 0 <= c.paper_error < 5
+    for row in table["rows"]:
+        check_row(table, row)
+
+
+def check_row(table, row):
+    assert set(row) <= {
+        *("title", "paper", "method", "name", "epochs", "buffer", "splits", "settings", "own")
+    }
+    datasets = table["datasets"]
+    assert len(row.get("paper", datasets)) == len(datasets)
+    assert set(row.get("own", {})) <= set(datasets)
+    if "method" in row:
+        known = METHODS.get(row["method"])
+        assert known or row["method"] in tables.METHODS_TO_COME
+        settings = row.get("settings", {}).keys() | {
+            s for o in row.get("own", {}).values() for s in o
+        }
+        assert settings <= {*(known.settings if known else ()), *tables.SETTINGS_TO_COME}
+    splits = row.get("splits", table.get("splits"))
+    for dataset, split in zip(datasets, splits or (), strict=bool(splits)):
+        tasks, classes = map(int, split.split("/"))
+        assert dataset not in DATASETS or tasks * classes == DATASETS[dataset].n_classes
 
 
 def test_an_unknown_table_is_refused_with_the_choice():
-    with pytest.raises(ValueError, match=r"table1, default_lr, whitened, got 'table9'"):
+    with pytest.raises(ValueError, match=r"table1, table2, .*, whitened, metric, got 'table9'"):
         tables.cells("table9", [])

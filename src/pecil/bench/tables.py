@@ -1,13 +1,14 @@
 """Tables: our results beside the paper's, as pure functions of the results.
 
-Every table is defined in ``tables.toml``. A result belongs to a cell if its
-method, dataset, split and all its settings are the cell's.
+Every table is defined in ``tables.toml``, also those whose methods are still to come. A result
+belongs to a cell if its method, dataset, split, epochs, buffer and all its settings are the
+cell's.
 """
 
 import functools
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
@@ -15,18 +16,74 @@ import numpy as np
 
 from pecil.bench.experiment import Experiment, Result, planned
 from pecil.data import DATASETS
+from pecil.methods import METHODS
 
 HEADER = ("method", "dataset", "ours", "seeds", "paper", "difference", "agrees")
+METHODS_TO_COME = (
+    *("er", "agem", "der", "derpp", "xder", "er_ace", "icarl", "bic", "ewc", "si", "lwf"),
+    *("vae_gc", "joint", "ensemble", "cwr", "cwr_plus", "ar1", "dgr"),
+)
+SETTINGS_TO_COME = ("labels_trick", "balancing", "width", "network", "setup")
+DATASETS_TO_COME = {"cifar100_features": "CIFAR-100 features"}
+
+Runs = Mapping[str, Sequence[Result]]
+"""Results by what the seeds of one cell have in common."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a table shows of a result, and how."""
+
+    of: Callable[[Result], float | None]
+    text: Callable[[float], str]
+    difference: Callable[[float, float], str]
+    """Of our mean and the paper's number."""
+    tolerance: Callable[[float, float], float]
+    """How far apart the two may be: of the paper's number and the combined standard error."""
+
+
+def count_text(value: float) -> str:
+    """Write a large number with three digits.
+
+    >>> count_text(11_170_430), count_text(89_590), count_text(640)
+    ('11.2M', '89.6K', '640')
+    """
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "K")):
+        if value >= size:
+            return f"{value / size:#.3g}".rstrip(".") + letter
+    return f"{value:.0f}"
+
+
+def _count(of: Callable[[Result], float | None]) -> Measure:
+    return Measure(
+        of,
+        count_text,
+        difference=lambda ours, paper: f"{round(100 * (ours / paper - 1), 1) + 0.0:+.1f} %",
+        tolerance=lambda paper, error: 0.02 * paper,
+    )
+
+
+MEASURES = {
+    "accuracy": Measure(
+        lambda result: 100 * result.accuracy,
+        "{:.2f}".format,
+        difference=lambda ours, paper: f"{ours - paper:+.2f}",
+        tolerance=lambda paper, error: max(1.0, 2 * error),
+    ),
+    "parameters": _count(lambda result: result.n_parameters),
+    "macs": _count(lambda result: getattr(result, "macs", None)),
+}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One method on one dataset: our accuracies and the paper's, in percent."""
+    """One row of a table on one dataset: our numbers and the paper's."""
 
     method: str
+    """The row's title."""
     dataset: str
     ours: tuple[float, ...]
-    """By seed; empty where nothing was run."""
+    """By run; empty where nothing was run."""
     paper: float | None
     """None where the paper has no number."""
     paper_error: float = 0.0
@@ -34,6 +91,14 @@ class Cell:
     """What has to be known about the data of our runs."""
     to_run: bool = True
     """False for what the paper alone has."""
+    name: str = ""
+    """The row's name: that of its method, or a longer one where a method has several rows."""
+    experiment: Experiment | None = None
+    """What fills the cell, with the seed 0; None where that cannot be run (yet)."""
+    keys: tuple[str, ...] = ()
+    """Of the experiments behind `ours`."""
+    measure: str = "accuracy"
+    """A name in `MEASURES`; accuracies are in percent."""
 
     @property
     def mean(self) -> float:
@@ -49,31 +114,50 @@ class Cell:
     def agrees(self) -> bool | None:
         """Whether ours is within max(1 point, 2 combined standard errors) of the paper's.
 
-        None where there is nothing to compare.
+        Counts, which the paper rounds, must be within 2 %. None where there is nothing to
+        compare.
         """
         if not self.ours or self.paper is None:
             return None
         combined = float(np.hypot(self.error, self.paper_error))
-        return abs(self.mean - self.paper) <= max(1.0, 2 * combined)
+        allowed = MEASURES[self.measure].tolerance(self.paper, combined)
+        return abs(self.mean - self.paper) <= allowed
 
     @property
     def our_text(self) -> str:
         """Our mean with its error, or why there is none."""
-        return with_error(self.ours) if self.ours else "not run" if self.to_run else ""
+        if not self.ours:
+            return "not run" if self.to_run else ""
+        if self.measure == "accuracy":
+            return with_error(self.ours)
+        return MEASURES[self.measure].text(self.mean)
 
     @property
     def paper_text(self) -> str:
         """The paper's number with its error, if there is one."""
-        return "" if self.paper is None else f"{self.paper:.2f} ± {self.paper_error:.2f}"
+        if self.paper is None:
+            return ""
+        text = MEASURES[self.measure].text(self.paper)
+        return f"{text} ± {self.paper_error:.2f}" if self.measure == "accuracy" else text
+
+    @property
+    def difference_text(self) -> str:
+        """By how much ours is above the paper's, if there are both."""
+        if not self.ours or self.paper is None:
+            return ""
+        return MEASURES[self.measure].difference(self.mean, self.paper)
 
     def columns(self) -> tuple[str, ...]:
         """Return the texts under `HEADER`."""
-        title = DATASETS[self.dataset].title
-        seeds = str(len(self.ours)) if self.ours else ""
-        compared = ("", "")
-        if self.ours and self.paper is not None:
-            compared = (f"{self.mean - self.paper:+.2f}", "yes" if self.agrees else "no")
-        return (self.method, title, self.our_text, seeds, self.paper_text, *compared)
+        return (
+            self.method,
+            dataset_title(self.dataset),
+            self.our_text,
+            str(len(self.ours)) if self.ours else "",
+            self.paper_text,
+            self.difference_text,
+            {True: "yes", False: "no", None: ""}[self.agrees],
+        )
 
 
 def standard_error(values: Sequence[float]) -> float:
@@ -95,6 +179,11 @@ def with_error(values: Sequence[float]) -> str:
     return f"{mean} ± {standard_error(values):.2f}" if len(values) > 1 else mean
 
 
+def dataset_title(name: str) -> str:
+    """Return a dataset's name as it is written in text."""
+    return DATASETS_TO_COME.get(name) or DATASETS[name].title
+
+
 @functools.cache
 def definitions() -> Mapping[str, Any]:
     """Return every table's definition by name."""
@@ -102,7 +191,15 @@ def definitions() -> Mapping[str, Any]:
     return tomllib.loads(text)
 
 
-def cells(name: str, results: Iterable[Result]) -> list[Cell]:
+def by_kind(results: Iterable[Result]) -> Runs:
+    """Sort results out, once for many tables: those that differ in the seed alone together."""
+    runs: dict[str, list[Result]] = {}
+    for result in results:
+        runs.setdefault(_kind(result.experiment), []).append(result)
+    return runs
+
+
+def cells(name: str, results: Iterable[Result] | Runs) -> list[Cell]:
     """Fill a table.
 
     Parameters
@@ -110,55 +207,95 @@ def cells(name: str, results: Iterable[Result]) -> list[Cell]:
     name : str
         A name in `definitions`.
     results : iterable of Result
-        All results at hand; those of other tables are passed over.
+        All results at hand, or what `by_kind` made of them; those of other tables are passed
+        over.
 
     Returns
     -------
     list of Cell
         In the table's order; a cell without runs has ``ours == ()``.
+
+    Examples
+    --------
+    >>> empty = cells("table1", [])
+    >>> empty[-1].method, empty[-1].dataset, empty[-1].our_text, empty[-1].paper_text
+    ('PEC', 'miniimagenet', 'not run', '14.90 ± 0.08')
+    >>> empty[-1].experiment.split
+    '100/1'
     """
     tables = definitions()
     if name not in tables:
         raise ValueError(f"expected a table out of {', '.join(tables)}, got {name!r}")
-    runs: dict[str, list[Result]] = {}
-    for result in results:
-        runs.setdefault(_kind(result.experiment), []).append(result)
+    runs = results if isinstance(results, Mapping) else by_kind(results)
+    table = tables[name]
     return [
-        _cell(row, dataset, runs)
-        for row in tables[name]["rows"]
-        for dataset in row.get("datasets", row.get("paper", {}))
+        _cell(table, row, place, runs)
+        for row in table["rows"]
+        for place in range(len(table["datasets"]))
+        if "method" in row or row["paper"][place]
     ]
 
 
-def _cell(row: Mapping[str, Any], dataset: str, by_kind: Mapping[str, Sequence[Result]]) -> Cell:
-    accuracy, error = row.get("paper", {}).get(dataset, (None, 0.0))
-    runs: Sequence[Result] = []
-    if "method" in row:
-        asked = planned(row["method"], dataset, **row.get("settings", {}))
-        runs = by_kind.get(_kind(asked), [])
-    notes = [DATASETS[dataset].note, *(run.data_note for run in runs)] if runs else []
+def _cell(table: Mapping[str, Any], row: Mapping[str, Any], place: int, runs: Runs) -> Cell:
+    dataset, measure = table["datasets"][place], table.get("measure", "accuracy")
+    number, error = (row["paper"][place] if "paper" in row else ()) or (None, 0.0)
+    experiment = _experiment(table, row, place)
+    found = runs.get(_kind(experiment), ()) if experiment else ()
+    measured = [(run, value) for run in found if (value := MEASURES[measure].of(run)) is not None]
+    notes = [DATASETS[dataset].note, *(run.data_note for run, _ in measured)] if measured else []
     return Cell(
         row["title"],
         dataset,
-        ours=tuple(100 * run.accuracy for run in runs),
-        paper=accuracy,
+        ours=tuple(value for _, value in measured),
+        paper=number,
         paper_error=error,
         notes=tuple(dict.fromkeys(note for note in notes if note)),
         to_run="method" in row,
+        name=row.get("name") or row["method"],
+        experiment=experiment,
+        keys=tuple(run.experiment.key for run, _ in measured),
+        measure=measure,
     )
 
 
-def markdown(name: str, results: Iterable[Result]) -> str:
-    """Write a table, with what has to be known about it and its datasets below."""
+def _experiment(table: Mapping[str, Any], row: Mapping[str, Any], place: int) -> Experiment | None:
+    """Describe what fills a cell; None where its method, settings or data are still to come."""
+    method, dataset = row.get("method"), table["datasets"][place]
+    if method not in METHODS or dataset not in DATASETS:
+        return None
+    settings = row.get("settings", {}) | row.get("own", {}).get(dataset, {})
+    if not set(settings) <= set(METHODS[method].settings):
+        return None
+    splits = row.get("splits", table.get("splits"))
+    more = {name: row[name] for name in ("epochs", "buffer") if name in row}
+    return planned(method, dataset, splits[place] if splits else None, **more, **settings)
+
+
+def markdown(name: str, results: Iterable[Result] | Runs, brief: bool = False) -> str:
+    """Write a table, with what has to be known about it and its datasets below.
+
+    Parameters
+    ----------
+    name : str
+        A name in `definitions`.
+    results : iterable of Result
+        As for `cells`.
+    brief : bool
+        Name the rows of which nothing was run in one line instead of showing them.
+    """
     filled, definition = cells(name, results), definitions()[name]
-    notes = [f"{DATASETS[cell.dataset].title}: {note}." for cell in filled for note in cell.notes]
+    ran = {cell.method for cell in filled if cell.ours}
+    waiting = dict.fromkeys(c.method for c in filled if brief and c.to_run and c.method not in ran)
+    notes = [f"{dataset_title(cell.dataset)}: {note}." for cell in filled for note in cell.notes]
     if "note" in definition:
         notes.insert(0, f"{definition['note']}.")
+    if waiting:
+        notes.insert(0, f"Not run: {' · '.join(waiting)}.")
     return "\n".join(
         [
             f"## {name}: {definition['title']}",
             "",
-            grid(name, filled),
+            grid(name, [cell for cell in filled if cell.method not in waiting]),
             *(f"\n{note}" for note in dict.fromkeys(notes)),
             "",
         ]
@@ -192,7 +329,7 @@ def _wide(filled: Sequence[Cell]) -> list[Sequence[str]]:
     Ours have the number of seeds in brackets.
     """
     datasets = list(dict.fromkeys(cell.dataset for cell in filled))
-    lines: list[Sequence[str]] = [["method", *(DATASETS[dataset].title for dataset in datasets)]]
+    lines: list[Sequence[str]] = [["method", *map(dataset_title, datasets)]]
     for method in dict.fromkeys(cell.method for cell in filled):
         row = {cell.dataset: cell for cell in filled if cell.method == method}
         ours = {
@@ -206,23 +343,36 @@ def _wide(filled: Sequence[Cell]) -> list[Sequence[str]]:
     return lines
 
 
-def page(results: Sequence[Result]) -> str:
-    """Write all tables as one Markdown page."""
-    return "\n".join([INTRODUCTION, *(markdown(name, results) for name in definitions())])
+def page(results: Iterable[Result]) -> str:
+    """Write all tables as one Markdown page; one that has no runs of its own gets a line."""
+    runs = by_kind(results)
+    parts, waiting, seen = [INTRODUCTION], [], set[tuple[str, ...]]()
+    for name, definition in definitions().items():
+        numbers = {(cell.measure, *cell.keys) for cell in cells(name, runs) if cell.ours}
+        if numbers - seen:
+            parts.append(markdown(name, runs, brief=True))
+        else:
+            waiting.append(f"* {name}: {definition['title']}")
+        seen |= numbers
+    if waiting:
+        parts.append("\n".join([NOT_RUN, *waiting, ""]))
+    return "\n".join(parts)
 
 
 INTRODUCTION = """# Results
 
-Test accuracy in percent after one pass, classes one at a time: mean ± standard
-error over the seeds, next to the paper's (10 seeds). Ours agrees with the paper's
-if it is within max(1 point, 2 combined standard errors). Made from
-`results/*.jsonl` by `pecil table -o docs/results.md`; each line there holds the
+Test accuracy in percent after one pass, classes one at a time unless a table says
+otherwise: mean ± standard error over the seeds, next to the paper's (10 seeds). Ours
+agrees with the paper's if it is within max(1 point, 2 combined standard errors). Made
+from `results/*.jsonl` by `pecil table -o docs/results.md`; each line there holds the
 settings, versions, device and time of its run.
+"""
+NOT_RUN = """## Not run yet
+
+No runs but those that a table above shows, too; `pecil table NAME` has the paper's numbers.
 """
 
 
 def _kind(experiment: Experiment) -> str:
     """Return what the seeds of one cell have in common."""
-    return Experiment(
-        experiment.method, experiment.dataset, experiment.split, settings=experiment.settings
-    ).key
+    return replace(experiment, seed=0).key
