@@ -34,7 +34,7 @@ def test_what_it_links_to_exists():
 @pytest.mark.parametrize("page", ["README.md", "docs/whitened-pec.md"])
 def test_its_tables_are_those_of_the_results(page):
     text = (Path(__file__).parents[1] / page).read_text(encoding="utf-8")
-    results, damaged = store.read((Path(__file__).parents[1] / "results").glob("*.jsonl"))
+    results, damaged = store.read_lines((Path(__file__).parents[1] / "results").glob("*.jsonl"))
     assert not damaged
     names = re.findall(r"<!-- table (\w+): begin -->", text)
     assert names

@@ -186,7 +186,7 @@ def run(
             result = carry_out(experiment, device=device, per_task=per_task, progress=show)
         results.append(result)
         if save_results is not None:
-            store.append(save_results, result)
+            store.append_line(save_results, result)
     if as_json:
         _print_json([result.row() for result in results])
     else:
@@ -477,7 +477,7 @@ def _stored(results: Path) -> list["Result"]:
     from pecil.bench import store
 
     files = sorted(results.glob("*.jsonl")) if results.is_dir() else [results]
-    found, damaged = store.read(files)
+    found, damaged = store.read_lines(files)
     for line in damaged:
         print(f"pecil: set aside: {line}", file=sys.stderr)
     return found
