@@ -1,9 +1,13 @@
 import sys
+from dataclasses import replace
 
 import pytest
 from PIL import Image
 
 from pecil.bench import Experiment, Result, figures, planned
+from pecil.bench.tables import METHODS_TO_COME
+from pecil.data import DATASETS
+from pecil.methods import METHODS
 
 
 def result(method, dataset, accuracy, held, seed=0, split=None, **changes):
@@ -11,6 +15,7 @@ def result(method, dataset, accuracy, held, seed=0, split=None, **changes):
     return Result(experiment, accuracy, {}, [], {}, held, "cpu", {})
 
 
+MEMORY = figures.FIGURES["memory"]
 RESULTS = [
     result("whitened_pec", "cifar10", 0.70, 1000, memory=1000),
     result("whitened_pec", "cifar10", 0.80, 11_000_000, seed=0),
@@ -26,7 +31,7 @@ RESULTS = [
 
 
 def test_points_are_runs_with_the_usual_settings_but_for_the_size():
-    points = figures.memory_points(reversed(RESULTS))
+    points = MEMORY.points(reversed(RESULTS))
     assert [(p.dataset, p.method, p.held) for p in points] == [
         ("mnist", "pec", 89_590),
         ("cifar10", "whitened_pec", 500),
@@ -42,16 +47,78 @@ def test_points_are_runs_with_the_usual_settings_but_for_the_size():
     )
 
 
+def test_the_learning_rate_with_the_most_seeds_stands_for_a_point():
+    results = [
+        result("pec", "mnist", 0.90, 1, epochs=5),
+        *(result("pec", "mnist", 0.93, 1, seed, epochs=5, lr=0.003) for seed in range(2)),
+        result("pec", "mnist", 0.92, 1),
+        result("pec", "mnist", 0.10, 1, epochs=5, student_width=7),
+        result("pec", "cifar100", 0.10, 1),
+    ]
+    points = figures.FIGURES["epochs"].points(results)
+    assert [(p.x, p.accuracy, p.seeds) for p in points] == [
+        (1, pytest.approx(92), 1),
+        (5, pytest.approx(93), 2),
+    ]
+    points = figures.FIGURES["learning_rate"].points(results)
+    assert [(p.x, p.seeds) for p in points] == [(0.01, 1)]
+
+
+def test_several_classes_a_task_are_a_dashed_curve(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    figure = replace(figures.FIGURES["epochs"], methods=("finetuning", "pec"))
+    monkeypatch.setitem(figures.LOOKS, "finetuning", {"color": "k", "linestyle": "-"})
+    results = [
+        *(result("finetuning", "mnist", 0.1, 1, split=split) for split in ("10/1", "5/2", "2/5")),
+        *(result("pec", "mnist", 0.9, 1, split=split) for split in ("10/1", "5/2")),
+    ]
+    points = figure.points(results)
+    assert [(p.method, p.split) for p in points] == [
+        ("finetuning", "10/1"),
+        ("finetuning", "5/2"),
+        ("pec", "10/1"),
+    ]
+    figure.draw(points, tmp_path / "epochs.png")
+    lines = [container[0] for container in drawn[0].axes[0].containers]
+    assert [line.get_linestyle() for line in lines] == ["-", "--", "-"]
+    names = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert names == ["Fine-tuning", "Fine-tuning, several classes a task", "PEC"]
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_a_figure_is_sound(name):
+    figure = figures.FIGURES[name]
+    assert figure.name == name
+    assert figure.points([]) == []
+    assert set(figure.datasets) <= set(DATASETS)
+    for method in figure.methods:
+        assert method in METHODS or method in METHODS_TO_COME
+        assert method in figures.LOOKS
+    gather, draw = figure
+    assert (gather, draw) == (figure.points, figure.draw)
+
+
+def test_an_svg_is_the_same_whenever_it_is_drawn(tmp_path):
+    pictures = []
+    for number in range(2):
+        path = tmp_path / f"{number}.svg"
+        MEMORY.draw(MEMORY.points(RESULTS), path)
+        pictures.append(path.read_bytes())
+    assert pictures[0] == pictures[1]
+    assert b"CIFAR-10</text>" in pictures[0]
+
+
 def test_own_data_is_passed_over():
     own = Experiment("slda", "own.npz", "2/1")
-    assert figures.memory_points([Result(own, 0.5, {}, [], {}, 10, "cpu", {})]) == []
+    assert MEMORY.points([Result(own, 0.5, {}, [], {}, 10, "cpu", {})]) == []
 
 
 def test_a_panel_for_each_dataset_is_drawn_without_a_display(tmp_path, monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
     drawn = []
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
-    figures.memory(figures.memory_points(RESULTS), tmp_path / "memory.png")
+    MEMORY.draw(MEMORY.points(RESULTS), tmp_path / "memory.png")
     panels = [axes for axes in drawn[0].axes if axes.get_visible()]
     assert [axes.get_title(loc="left") for axes in panels] == ["MNIST", "CIFAR-10"]
     assert {axes.get_xscale() for axes in panels} == {"log"}
@@ -62,7 +129,7 @@ def test_a_panel_for_each_dataset_is_drawn_without_a_display(tmp_path, monkeypat
     assert set(names) == {"Whitened PEC", "PEC", "SLDA"}
 
     monkeypatch.undo()
-    figures.memory(figures.memory_points(RESULTS), tmp_path / "memory.png")
+    MEMORY.draw(MEMORY.points(RESULTS), tmp_path / "memory.png")
     with Image.open(tmp_path / "memory.png") as picture:
         assert picture.format == "PNG"
     assert "matplotlib.pyplot" not in sys.modules
@@ -72,12 +139,12 @@ def test_unused_places_of_the_grid_stay_empty(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
     names = ("mnist", "svhn", "cifar10", "cifar100")
-    figures.memory(
-        figures.memory_points([result("slda", name, 0.5, 10) for name in names]), tmp_path / "m.png"
+    MEMORY.draw(
+        MEMORY.points([result("slda", name, 0.5, 10) for name in names]), tmp_path / "m.png"
     )
     assert [axes.get_visible() for axes in drawn[0].axes] == [True] * 4 + [False] * 2
 
 
 def test_without_results_it_says_what_it_needs(tmp_path):
     with pytest.raises(ValueError, match="expected runs of whitened_pec, pec, randumb"):
-        figures.memory([], tmp_path / "memory.png")
+        MEMORY.draw([], tmp_path / "memory.png")

@@ -1,14 +1,20 @@
-"""Figures, as pure functions of the results; drawn by matplotlib, without a display."""
+"""Figures, as pure functions of the results; drawn by matplotlib, without a display.
 
+Every figure of the paper that shows results is defined here, also those whose methods are still
+to come, and one of our own: accuracy against memory.
+"""
+
+import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pecil.bench.experiment import Experiment, Result, planned
-from pecil.bench.tables import standard_error
+from pecil.bench.tables import definitions, standard_error
 from pecil.data import DATASETS
 from pecil.files import written_whole
 from pecil.methods import METHODS
@@ -19,17 +25,22 @@ LOOKS: dict[str, dict[str, Any]] = {  # told apart by line and marker as well as
     "randumb": {"color": "#c2571a", "linestyle": "--", "marker": "s"},
     "slda": {"color": "#7a4a9e", "linestyle": "", "marker": "^"},
     "nearest_mean": {"color": "#555555", "linestyle": "", "marker": "v"},
+    "vae_gc": {"color": "#8a6d00", "linestyle": "-", "marker": "P"},
+    "er": {"color": "#b03060", "linestyle": "-", "marker": "X"},
+    "derpp": {"color": "#1f8a8a", "linestyle": "-", "marker": "h"},
 }
 SIZES = ("memory", "dim", "student_width", "output_dim", "budget")  # settings that set a size
 COLUMNS = 3  # panels side by side
+BUFFER = 500  # samples, for the methods that replay
 
 
 @dataclass(frozen=True)
 class Point:
-    """What a method of one size reached on a dataset."""
+    """What a method reached on a dataset, at one place of the horizontal axis."""
 
     method: str
     dataset: str
+    x: float
     held: float
     """The numbers that the model holds: the mean over the seeds."""
     accuracy: float
@@ -37,94 +48,218 @@ class Point:
     error: float
     """The standard error of that mean; 0 for a single seed."""
     seeds: int
+    split: str
+    """Tasks / classes per task."""
 
 
-def memory_points(results: Iterable[Result]) -> list[Point]:
-    """Gather accuracy against memory: runs whose settings are the usual ones but for the size.
+@dataclass(frozen=True)
+class Figure:
+    """Accuracy against one thing that varies: a panel for each dataset, a curve for each method."""
 
-    Parameters
-    ----------
-    results : iterable of Result
-        All results at hand; those of other methods, settings and data are passed over.
+    name: str
+    title: str
+    x_label: str
+    x: Callable[[Result], float]
+    """Where a result stands."""
+    varied: tuple[str, ...]
+    """Settings, or "epochs", in which its runs may differ from the usual ones."""
+    methods: tuple[str, ...] = ("er", "derpp", "vae_gc", "pec")
+    datasets: tuple[str, ...] = ("mnist", "cifar10")
+    tuned: tuple[str, ...] = ("lr",)
+    """Settings chosen anew at every point; the choice with the most seeds is shown."""
+    several: bool = True
+    """Does it show several classes a task, too?"""
+    log: bool = True
+    """Is the horizontal axis logarithmic?"""
 
-    Returns
-    -------
-    list of Point
-        By dataset, method and memory.
-    """
-    runs: dict[tuple[str, str, str], list[Result]] = {}
-    for result in results:
-        experiment = result.experiment
-        method, dataset = experiment.method, experiment.dataset
-        if method not in LOOKS or dataset not in DATASETS:
-            continue
-        usual = planned(method, dataset)
-        if experiment.split == usual.split and _unsized(experiment) == _unsized(usual):
-            size = {name: experiment.settings.get(name) for name in SIZES}
-            runs.setdefault((dataset, method, repr(size)), []).append(result)
-    points = [_point(method, dataset, same) for (dataset, method, _), same in runs.items()]
-    orders = list(DATASETS), list(LOOKS)
-    return sorted(
-        points, key=lambda p: (orders[0].index(p.dataset), orders[1].index(p.method), p.held)
-    )
+    def __iter__(self) -> Iterator[Callable[..., Any]]:
+        """Unpack into what gathers the points and what draws them."""
+        yield from (self.points, self.draw)
 
+    def points(self, results: Iterable[Result]) -> list[Point]:
+        """Gather runs whose settings are the usual ones but for what varies.
 
-def _unsized(experiment: Experiment) -> dict[str, Any]:
-    return {name: v for name, v in experiment.settings.items() if name not in SIZES}
+        Parameters
+        ----------
+        results : iterable of Result
+            All results at hand; those of other methods, settings and data are passed over.
 
-
-def _point(method: str, dataset: str, runs: Sequence[Result]) -> Point:
-    accuracies = [100 * run.accuracy for run in runs]
-    return Point(
-        method,
-        dataset,
-        held=float(np.mean([run.n_parameters for run in runs])),
-        accuracy=float(np.mean(accuracies)),
-        error=standard_error(accuracies),
-        seeds=len(runs),
-    )
-
-
-def memory(points: Sequence[Point], path: str | os.PathLike[str]) -> None:
-    """Draw what `memory_points` gathered: a panel for each dataset, a curve for each method."""
-    if not points:
-        raise ValueError(
-            f"no results to draw: expected runs of {', '.join(LOOKS)} with the usual settings"
+        Returns
+        -------
+        list of Point
+            By dataset, method, split and place.
+        """
+        found: dict[tuple[Any, ...], dict[str, list[Result]]] = {}
+        for result in results:
+            experiment = result.experiment
+            if self._shows(experiment):
+                same = (experiment.dataset, experiment.method, experiment.split)
+                choices = found.setdefault((*same, self._values(experiment, self.varied)), {})
+                choices.setdefault(self._values(experiment, self.tuned), []).append(result)
+        points = [self._point(max(choices.values(), key=len)) for choices in found.values()]
+        orders = list(self.datasets), list(self.methods)
+        return sorted(
+            points,
+            key=lambda p: (orders[0].index(p.dataset), orders[1].index(p.method), p.split, p.x),
         )
-    datasets = list(dict.fromkeys(point.dataset for point in points))
-    columns = min(COLUMNS, len(datasets))
-    rows = -(-len(datasets) // columns)
-    figure = blank(4 * columns, 3.4 * rows + 0.6)
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    handles: dict[str, Any] = {}
-    for axes, dataset in zip(panels, datasets, strict=False):
-        for method, look in LOOKS.items():
-            if own := [p for p in points if (p.dataset, p.method) == (dataset, method)]:
-                handles[METHODS[method].title] = axes.errorbar(
-                    [p.held for p in own],
-                    [p.accuracy for p in own],
-                    yerr=[p.error for p in own],
-                    linewidth=2,
-                    markersize=6,
-                    capsize=3,
-                    **look,
-                )
-        axes.set_xscale("log")
-        axes.set_title(DATASETS[dataset].title, loc="left")
-        axes.set_xlabel("numbers held")
-        axes.set_ylabel("test accuracy (%)")
-    for axes in panels[len(datasets) :]:
-        axes.set_visible(False)
-    figure.legend(
-        handles.values(), handles, loc="outside upper center", ncols=len(handles), frameon=False
+
+    def _shows(self, experiment: Experiment) -> bool:
+        method, dataset = experiment.method, experiment.dataset
+        if method not in self.methods or dataset not in self.datasets:
+            return False
+        return any(
+            self._rest(experiment) == self._rest(usual)
+            for usual in _usual(method, dataset)[: 1 + self.several]
+        )
+
+    def _values(self, experiment: Experiment, names: Sequence[str]) -> str:
+        known = {"epochs": experiment.epochs, **experiment.settings}
+        return repr([known.get(name) for name in names])
+
+    def _rest(self, experiment: Experiment) -> Experiment:
+        """Return what an experiment has in common with the others of its curve."""
+        free = {*self.varied, *self.tuned}
+        settings = {name: v for name, v in experiment.settings.items() if name not in free}
+        epochs = 1 if "epochs" in free else experiment.epochs
+        return replace(experiment, seed=0, settings=settings, epochs=epochs)
+
+    def _point(self, runs: Sequence[Result]) -> Point:
+        accuracies = [100 * run.accuracy for run in runs]
+        experiment = runs[0].experiment
+        return Point(
+            experiment.method,
+            experiment.dataset,
+            x=float(np.mean([self.x(run) for run in runs])),
+            held=float(np.mean([run.n_parameters for run in runs])),
+            accuracy=float(np.mean(accuracies)),
+            error=standard_error(accuracies),
+            seeds=len(runs),
+            split=experiment.split,
+        )
+
+    def draw(self, points: Sequence[Point], path: str | os.PathLike[str]) -> None:
+        """Draw what `points` gathered."""
+        if not points:
+            raise ValueError(
+                f"no results to draw: expected runs of {', '.join(self.methods)} with the usual "
+                f"settings but for {', '.join(self.varied)}"
+            )
+        datasets = list(dict.fromkeys(point.dataset for point in points))
+        columns = min(COLUMNS, len(datasets))
+        rows = -(-len(datasets) // columns)
+        figure = blank(4 * columns, 3.4 * rows + 0.6)
+        panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+        handles: dict[str, Any] = {}
+        for axes, dataset in zip(panels, datasets, strict=False):
+            handles |= self._curves(axes, [p for p in points if p.dataset == dataset])
+            axes.set_title(DATASETS[dataset].title, loc="left")
+            axes.set_xlabel(self.x_label)
+            axes.set_ylabel("test accuracy (%)")
+            axes.set_xscale("log" if self.log else "linear")
+        for axes in panels[len(datasets) :]:
+            axes.set_visible(False)
+        figure.legend(
+            handles.values(), handles, loc="outside upper center", ncols=len(handles), frameon=False
+        )
+        save(figure, path)
+
+    def _curves(self, axes: Any, points: Sequence[Point]) -> dict[str, Any]:
+        """Draw a panel's curves, dashed where there are several classes a task."""
+        handles = {}
+        for method, split in dict.fromkeys((p.method, p.split) for p in points):
+            own = [p for p in points if (p.method, p.split) == (method, split)]
+            look, title = LOOKS[method], METHODS[method].title
+            if split != _usual(method, own[0].dataset)[0].split:
+                look, title = look | {"linestyle": "--"}, f"{title}, several classes a task"
+            handles[title] = axes.errorbar(
+                [p.x for p in own],
+                [p.accuracy for p in own],
+                yerr=[p.error for p in own],
+                linewidth=2,
+                markersize=6,
+                capsize=3,
+                **look,
+            )
+        return handles
+
+
+@functools.cache
+def _usual(method: str, dataset: str) -> list[Experiment]:
+    """Describe the usual experiments: one class at a time, and several as in Table 2."""
+    if method not in METHODS:
+        return []
+    buffer = BUFFER if METHODS[method].buffer else 0
+    several = dict(
+        zip(*(definitions()["table2"][of] for of in ("datasets", "splits")), strict=True)
     )
-    save(figure, path)
+    splits = [None]
+    if not METHODS[method].independent and dataset in several:
+        splits.append(several[dataset])
+    return [planned(method, dataset, split, buffer=buffer) for split in splits]
 
 
-FIGURES: Mapping[str, tuple[Callable[..., Any], Callable[..., None]]] = {
-    "memory": (memory_points, memory),
+def _setting(name: str, usual: int = 1) -> Callable[[Result], float]:
+    return lambda result: float(result.experiment.settings.get(name, usual))
+
+
+def _of_pec(setting: str, title: str, *, log: bool = True) -> Figure:
+    return Figure(
+        setting,
+        title,
+        setting.replace("_", " "),
+        _setting(setting),
+        (setting,),
+        methods=("pec",),
+        several=False,
+        log=log,
+    )
+
+
+FIGURES: Mapping[str, Figure] = {
+    figure.name: figure
+    for figure in (
+        Figure(
+            "epochs",
+            "Passes over the data (the paper's Figure 2, left)",
+            "epochs",
+            lambda result: result.experiment.epochs,
+            ("epochs",),
+        ),
+        Figure(
+            "parameters",
+            "Numbers that a model holds (the paper's Figure 2, right)",
+            "parameters",
+            lambda result: result.n_parameters,
+            (*SIZES, "teacher_width", "width", "hidden", "channels", "latent"),
+        ),
+        _of_pec("hidden_layers", "Depth of PEC's networks (Figure 3)", log=False),
+        _of_pec("student_width", "Width of PEC's students (Figure 3)"),
+        _of_pec("teacher_width", "Width of PEC's teacher (Figure 3)"),
+        _of_pec("output_dim", "Outputs of PEC's networks (Figure 3)"),
+        Figure(
+            "learning_rate",
+            "Learning rate (Figure 4, in the appendix)",
+            "learning rate",
+            _setting("lr"),
+            ("lr",),
+            tuned=(),
+        ),
+        _of_pec("ensemble", "Student-teacher pairs of PEC (Figure 5)", log=False),
+        Figure(
+            "memory",
+            "Accuracy against memory",
+            "numbers held",
+            lambda result: result.n_parameters,
+            SIZES,
+            methods=("whitened_pec", "pec", "randumb", "slda", "nearest_mean"),
+            datasets=tuple(DATASETS),
+            tuned=(),
+            several=False,
+        ),
+    )
 }
-"""By name: what gathers a figure's points from results, and what draws them."""
+"""By name. The paper's Figures 1 and 6 show no results: an explanation, and pictures that models
+generate."""
 
 
 def blank(width: float, height: float) -> Any:
@@ -137,9 +272,18 @@ def blank(width: float, height: float) -> Any:
 
 
 def save(figure: Any, path: str | os.PathLike[str]) -> None:
-    """Give all panels their common looks and write the figure, whole or not at all."""
+    """Give all panels their common looks and write the figure, whole or not at all.
+
+    An SVG keeps its letters as text and is the same, byte for byte, whenever it is drawn.
+    """
+    from matplotlib import rc_context
+
     for axes in figure.axes:
         axes.grid(axis="y", color="0.9")
         axes.spines[["top", "right"]].set_visible(False)
-    with written_whole(path) as temporary:
-        figure.savefig(temporary)
+    undated = {"metadata": {"Date": None}} if Path(path).suffix == ".svg" else {}
+    with (
+        written_whole(path) as temporary,
+        rc_context({"svg.fonttype": "none", "svg.hashsalt": "pecil"}),
+    ):
+        figure.savefig(temporary, **undated)

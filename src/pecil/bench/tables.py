@@ -8,7 +8,7 @@ cell's.
 import functools
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
@@ -71,7 +71,7 @@ MEASURES = {
         tolerance=lambda paper, error: max(1.0, 2 * error),
     ),
     "parameters": _count(lambda result: result.n_parameters),
-    "macs": _count(lambda result: getattr(result, "macs", None)),
+    "macs": _count(lambda result: result.macs),
 }
 
 
@@ -195,7 +195,7 @@ def by_kind(results: Iterable[Result]) -> Runs:
     """Sort results out, once for many tables: those that differ in the seed alone together."""
     runs: dict[str, list[Result]] = {}
     for result in results:
-        runs.setdefault(_kind(result.experiment), []).append(result)
+        runs.setdefault(result.experiment.kind, []).append(result)
     return runs
 
 
@@ -240,7 +240,7 @@ def _cell(table: Mapping[str, Any], row: Mapping[str, Any], place: int, runs: Ru
     dataset, measure = table["datasets"][place], table.get("measure", "accuracy")
     number, error = (row["paper"][place] if "paper" in row else ()) or (None, 0.0)
     experiment = _experiment(table, row, place)
-    found = runs.get(_kind(experiment), ()) if experiment else ()
+    found = runs.get(experiment.kind, ()) if experiment else ()
     measured = [(run, value) for run in found if (value := MEASURES[measure].of(run)) is not None]
     notes = [DATASETS[dataset].note, *(run.data_note for run, _ in measured)] if measured else []
     return Cell(
@@ -371,8 +371,3 @@ NOT_RUN = """## Not run yet
 
 No runs but those that a table above shows, too; `pecil table NAME` has the paper's numbers.
 """
-
-
-def _kind(experiment: Experiment) -> str:
-    """Return what the seeds of one cell have in common."""
-    return replace(experiment, seed=0).key
