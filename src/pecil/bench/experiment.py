@@ -158,8 +158,8 @@ def settings_for(
     """Return the settings chosen for a method on a dataset, some of them changed.
 
     They are what the dataset itself decides and what ``settings/DATASET.toml`` says; data of
-    the user's own has none but the changes. A table within the method's there, named after a
-    split (``[er."5/2"]``) or a number of passes (``[joint."50 epochs"]``), has what differs.
+    the user's own has none but the changes. A table with a split (``["er 5/2"]``) or a number
+    of passes (``["joint 50ep"]``) in its name changes what stands under the method's name alone.
     """
     chosen: dict[str, Any] = {}
     if dataset in DATASETS:
@@ -168,16 +168,15 @@ def settings_for(
         chosen = {name: value for name, value in values.items() if value}
         file = resources.files("pecil.bench") / "settings" / f"{dataset}.toml"
         if file.is_file():
-            chosen |= _chosen(file.read_text(encoding="utf-8")).get(method, {})
-        special = {name: chosen.pop(name) for name in list(chosen) if SPECIAL.fullmatch(name)}
-        chosen |= special.get(split, {}) | special.get(f"{passes} epochs", {})
+            said = _said(file.read_text(encoding="utf-8"))
+            for name in (method, f"{method} {split}", f"{method} {passes}ep"):
+                chosen |= said.get(name, {})
     for name in changes:
         chosen.pop(INSTEAD.get(name, ""), None)
     return chosen | changes
 
 
-SPECIAL = re.compile(r"\d+/\d+|joint|\d+ epochs")
-_chosen = functools.lru_cache(maxsize=32)(tomllib.loads)
+_said = functools.lru_cache(maxsize=32)(tomllib.loads)
 
 
 def planned(

@@ -1,0 +1,121 @@
+"""Sweeps: the experiments that fill a table, and how long they will take."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from pecil.bench.experiment import Experiment, Result
+from pecil.bench.tables import Cell, cells
+from pecil.data import DATASETS
+from pecil.methods import METHODS
+
+SEEDS = 10  # of the paper: 1 to 10
+
+
+def experiments(table: str, only: Sequence[str] = (), seeds: int = SEEDS) -> list[Experiment]:
+    """Return what fills a table, dataset by dataset.
+
+    Parameters
+    ----------
+    table : str
+        See `pecil.bench.tables.definitions`.
+    only : sequence of str
+        Cells as DATASET/ROW, a row by its own name or that of its method; ``*`` stands for
+        anything. By default all that can be run.
+    seeds : int
+        The seeds are 1 to this number, as in the paper.
+
+    Examples
+    --------
+    >>> [e.seed for e in experiments("table1", ["mnist/pec"], seeds=2)]
+    [1, 2]
+    """
+    if seeds < 1:
+        raise ValueError(f"expected one seed or more, got {seeds}")
+    asked = cells(table, [])
+    for pattern in only:
+        if not any(_matches(cell, pattern) for cell in asked):
+            raise ValueError(
+                f"table {table} has no cell {pattern}: expected DATASET/ROW with a dataset out of "
+                f"{_listed(cell.dataset for cell in asked)} and a row out of "
+                f"{_listed(cell.name for cell in asked if cell.to_run)}"
+            )
+    chosen = [c for c in asked if not only or any(_matches(c, pattern) for pattern in only)]
+    found = [cell.experiment for cell in chosen if cell.experiment and _possible(cell.experiment)]
+    if not found:
+        raise ValueError(
+            f"none of these can be run yet: {_listed(f'{c.dataset}/{c.name}' for c in chosen)}"
+        )
+    places = list(dict.fromkeys(cell.dataset for cell in asked))
+    found.sort(key=lambda experiment: places.index(experiment.dataset))
+    every = [replace(experiment, seed=seed) for experiment in found for seed in range(1, seeds + 1)]
+    return list({experiment.key: experiment for experiment in every}.values())
+
+
+def _matches(cell: Cell, pattern: str) -> bool:
+    names = {cell.name, cell.experiment.method if cell.experiment else cell.name}
+    return any(fnmatchcase(f"{cell.dataset}/{name}", pattern) for name in names)
+
+
+def _possible(experiment: Experiment) -> bool:
+    """Say whether the method can learn samples of the dataset's shape."""
+    return METHODS[experiment.method].supports(DATASETS[experiment.dataset].shape)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
+
+
+@dataclass(frozen=True)
+class Part:
+    """The runs of a sweep that differ in the seed alone."""
+
+    experiment: Experiment
+    """With the first seed."""
+    to_run: int
+    finished: int
+    seconds: float | None
+    """That one run is likely to take; None if nothing like it was ever run."""
+
+
+def plan(
+    asked: Iterable[Experiment], results: Iterable[Result], device: str = "cpu"
+) -> tuple[list[Experiment], list[Part]]:
+    """Find out what is to be run, and estimate how long it takes.
+
+    Parameters
+    ----------
+    asked : iterable of Experiment
+        What results are wanted of.
+    results : iterable of Result
+        All results at hand.
+    device : str
+        "cpu" or "cuda": runs elsewhere say nothing about the time.
+
+    Returns
+    -------
+    to_run : list of Experiment
+        Those without a result.
+    parts : list of Part
+        An estimate is the mean time, per pass, of runs of the same method on the same dataset.
+    """
+    finished, past = set(), dict[tuple[str, str], list[float]]()
+    for result in results:
+        experiment = result.experiment
+        finished.add(experiment.key)
+        if result.device.startswith(device):
+            spent = sum(result.seconds.values()) / experiment.epochs
+            past.setdefault((experiment.method, experiment.dataset), []).append(spent)
+    groups: dict[str, list[Experiment]] = {}
+    for experiment in asked:
+        groups.setdefault(experiment.kind, []).append(experiment)
+    to_run, parts = [], []
+    for same in groups.values():
+        left = [experiment for experiment in same if experiment.key not in finished]
+        to_run += left
+        times = past.get((same[0].method, same[0].dataset))
+        seconds = float(np.mean(times)) * same[0].epochs if times else None
+        parts.append(Part(same[0], len(left), len(same) - len(left), seconds))
+    return to_run, parts
