@@ -1,32 +1,31 @@
 """The methods that can be run and compared, one registry."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pecil.methods import finetuning
 from pecil.methods.finetuning import FineTuning
-from pecil.methods.learner import Learner, check_settings
+from pecil.methods.joint import Joint
+from pecil.methods.learner import Learner, Rehearser, check_settings
+from pecil.methods.nearest_mean import NearestMean
 from pecil.methods.pec import PECLearner
-from pecil.methods.whitened import (
-    RECIPE_SETTINGS,
-    SLDA,
-    NearestMean,
-    RanDumb,
-    WhitenedLearner,
-    whitened_pec,
-)
+from pecil.methods.slda import SLDA
+from pecil.methods.whitened import RECIPE_SETTINGS, RanDumb, WhitenedLearner, whitened_pec
 from pecil.pec import PEC, WhitenedPEC
 
 __all__ = [
     "METHODS",
     "SLDA",
     "FineTuning",
+    "Joint",
     "Learner",
     "Method",
     "NearestMean",
     "PECLearner",
     "RanDumb",
+    "Rehearser",
     "WhitenedLearner",
     "check_settings",
     "whitened_pec",
@@ -38,9 +37,22 @@ NOT_CHOSEN = {  # given by the dataset, the stream, the experiment or the machin
 }
 
 
+def any_shape(input_shape: Sequence[int]) -> bool:
+    """Say that samples of every shape will do."""
+    return True
+
+
 @dataclass(frozen=True)
 class Method:
-    """A method's entry in the registry."""
+    """A method's entry in the registry.
+
+    Examples
+    --------
+    >>> METHODS["slda"].settings
+    ('shrinkage', 'size')
+    >>> METHODS["joint"].supports((28, 28)), METHODS["joint"].supports((32, 32, 3))
+    (True, False)
+    """
 
     name: str
     title: str
@@ -51,9 +63,13 @@ class Method:
     options: tuple[str, ...]
     """What can be said of it by name, in a file or on a command line."""
     buffer: bool = False
-    """Does it keep samples to replay them?"""
+    """Does it keep samples to replay them? Then its learner is a `Rehearser`."""
     independent: bool = False
     """Is the model the same in whatever portions the stream is handed over?"""
+    joint: bool = False
+    """Are all classes one task?"""
+    supports: Callable[[Sequence[int]], bool] = any_shape
+    """Says whether it can learn samples of a shape, and so which datasets."""
     of_dataset: Mapping[str, str] = field(default_factory=dict)
     """Settings that a dataset decides, with the field of its `DatasetInfo` that does."""
 
@@ -115,7 +131,8 @@ METHODS = {
             title="SLDA",
             reference="Hayes and Kanan (2020). Lifelong Machine Learning with Deep Streaming "
             "Linear Discriminant Analysis. CVPR Workshops.",
-            description="Means and shared covariance of the pixels.",
+            description="Means of the pixels; the nearest one, in the metric of their shared "
+            "covariance, names the class.",
             learner=SLDA,
             options=_parameters(SLDA),
             independent=True,
@@ -138,6 +155,18 @@ METHODS = {
             description="A network trained on the stream as it comes; forgets. The lower end.",
             learner=FineTuning,
             options=_parameters(FineTuning),
+            supports=finetuning.supports,
+        ),
+        Method(
+            name="joint",
+            title="Joint",
+            reference="Caruana (1997). Multitask Learning. Machine Learning 28.",
+            description="The network of fine-tuning, trained on all classes at once. The upper "
+            "end.",
+            learner=Joint,
+            options=_parameters(Joint),
+            joint=True,
+            supports=finetuning.supports,
         ),
     )
 }

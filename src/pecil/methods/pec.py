@@ -1,4 +1,4 @@
-"""PEC as a learner of the benchmark."""
+"""PEC (Zając, Tuytelaars and van de Ven 2024) as a learner of the benchmark."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,13 +1,8 @@
-"""Whitened PEC and its closed-form relatives as learners of the benchmark.
+"""Whitened PEC and its relative RanDumb (Prabhu et al. 2024) as learners of the benchmark.
 
-All four are one estimator, `pecil.WhitenedPEC`: class means and a shared covariance of what a
-frozen teacher h says. They differ in h and in how much of the covariance is used::
-
-    method         h(x)                           covariance
-    whitened PEC   filters for pictures           shrunk by OAS
-    RanDumb        random Fourier features of x   shrunk by OAS
-    SLDA           x                              shrunk by 1e-4
-    nearest mean   x                              none: plain distance
+Both are one estimator, `pecil.WhitenedPEC`: class means and a shared covariance, shrunk by OAS,
+of what a frozen teacher h says. They differ in h: filters for pictures, or random Fourier
+features.
 """
 
 from collections.abc import Mapping, Sequence
@@ -125,56 +120,6 @@ class WhitenedLearner:
         scores = np.full((len(x), self.n_classes), -np.inf)
         scores[:, self.model.classes_] = self.model.discriminants(x)
         return scores
-
-
-class SLDA(WhitenedLearner):
-    """Streaming linear discriminant analysis of the inputs (Hayes and Kanan 2020).
-
-    The paper adds ``shrinkage`` to the diagonal of (1 - shrinkage)·Σ; here it is a share of Σ's
-    mean diagonal, so that it does not depend on the inputs' unit.
-
-    Parameters
-    ----------
-    shrinkage : float or "oas"
-    **given
-        What every learner is given.
-
-    Examples
-    --------
-    >>> SLDA(2, (5,)).model.shrinkage
-    0.0001
-    """
-
-    def __init__(
-        self,
-        n_classes: int,
-        input_shape: Sequence[int],
-        *,
-        shrinkage: float | str = 1e-4,
-        **given: Any,
-    ) -> None:
-        super().__init__(n_classes, input_shape, teacher="identity", shrinkage=shrinkage, **given)
-
-
-class NearestMean(WhitenedLearner):
-    """The class whose mean is nearest in plain Euclidean distance.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> learner = NearestMean(3, (5,))
-    >>> learner.learn(np.eye(5)[:4], np.array([0, 0, 1, 1]))
-    >>> learner.n_parameters  # two means
-    10
-    """
-
-    def __init__(self, n_classes: int, input_shape: Sequence[int], **given: Any) -> None:
-        super().__init__(n_classes, input_shape, teacher="identity", shrinkage=1.0, **given)
-
-    @property
-    def n_parameters(self) -> int:
-        """The numbers in the means."""
-        return len(self.model.classes_) * self.model.dim_
 
 
 class RanDumb(WhitenedLearner):
