@@ -31,6 +31,7 @@ LOOKS: dict[str, dict[str, Any]] = {  # told apart by line and marker as well as
 }
 SIZES = ("memory", "dim", "student_width", "output_dim", "budget")  # settings that set a size
 COLUMNS = 3  # panels side by side
+DECADE, LEAST = 10, 5  # what axes reach at the least: a factor, and percents of accuracy
 BUFFER = 500  # samples, for the methods that replay
 
 
@@ -156,6 +157,7 @@ class Figure:
             axes.set_xlabel(self.x_label)
             axes.set_ylabel("test accuracy (%)")
             axes.set_xscale("log" if self.log else "linear")
+            roomy(axes)
         for axes in panels[len(datasets) :]:
             axes.set_visible(False)
         figure.legend(
@@ -269,6 +271,17 @@ def blank(width: float, height: float) -> Any:
     except ImportError as error:
         raise ImportError('drawing needs matplotlib: pip install "pecil[plot]"') from error
     return Figure(figsize=(width, height), dpi=160, layout="constrained")
+
+
+def roomy(axes: Any) -> None:
+    """Let the axes of a panel reach far enough that small differences look small."""
+    low, high = axes.dataLim.intervalx
+    if axes.get_xscale() == "log" and high / low < DECADE:
+        middle = (low * high) ** 0.5
+        axes.set_xlim(middle / DECADE, middle * DECADE)
+    low, high = axes.get_ylim()
+    if high - low < LEAST:
+        axes.set_ylim((low + high - LEAST) / 2, (low + high + LEAST) / 2)
 
 
 def save(figure: Any, path: str | os.PathLike[str]) -> None:

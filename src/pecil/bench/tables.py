@@ -21,7 +21,7 @@ from pecil.methods import METHODS
 HEADER = ("method", "dataset", "ours", "seeds", "paper", "difference", "agrees")
 METHODS_TO_COME = (
     *("er", "agem", "der", "derpp", "xder", "er_ace", "icarl", "bic", "ewc", "si", "lwf"),
-    *("vae_gc", "joint", "ensemble", "cwr", "cwr_plus", "ar1", "dgr"),
+    *("vae_gc", "ensemble", "cwr", "cwr_plus", "ar1", "dgr"),
 )
 SETTINGS_TO_COME = ("labels_trick", "balancing", "width", "network", "setup")
 DATASETS_TO_COME = {"cifar100_features": "CIFAR-100 features"}
@@ -343,18 +343,23 @@ def _wide(filled: Sequence[Cell]) -> list[Sequence[str]]:
     return lines
 
 
-def page(results: Iterable[Result]) -> str:
-    """Write all tables as one Markdown page; one that has no runs of its own gets a line."""
-    runs = by_kind(results)
-    parts, waiting, seen = [INTRODUCTION], [], set[tuple[str, ...]]()
-    for name, definition in definitions().items():
-        numbers = {(cell.measure, *cell.keys) for cell in cells(name, runs) if cell.ours}
+def with_own_runs(filled: Mapping[str, Iterable[Cell]]) -> list[str]:
+    """Return the names of the tables that show runs which none of the tables before them shows."""
+    names, seen = [], set[tuple[str, ...]]()
+    for name, own in filled.items():
+        numbers = {(cell.measure, *cell.keys) for cell in own if cell.ours}
         if numbers - seen:
-            parts.append(markdown(name, runs, brief=True))
-        else:
-            waiting.append(f"* {name}: {definition['title']}")
+            names.append(name)
         seen |= numbers
-    if waiting:
+    return names
+
+
+def page(results: Iterable[Result]) -> str:
+    """Write all tables as one Markdown page; one without runs of its own gets a line."""
+    runs, tables = by_kind(results), definitions()
+    shown = with_own_runs({name: cells(name, runs) for name in tables})
+    parts = [INTRODUCTION, *(markdown(name, runs, brief=True) for name in shown)]
+    if waiting := [f"* {name}: {tables[name]['title']}" for name in tables if name not in shown]:
         parts.append("\n".join([NOT_RUN, *waiting, ""]))
     return "\n".join(parts)
 
