@@ -22,8 +22,9 @@ WHITENED = ["--memory", "2000"]
 
 
 @pytest.fixture
-def pecil(capsys):
+def pecil(capsys, monkeypatch, tmp_path_factory):
     """Call the command line in this process: arguments in, (exit code, output, errors) out."""
+    monkeypatch.setenv("PECIL_STORE", str(tmp_path_factory.mktemp("store") / "store.sqlite"))
 
     def call(*arguments):
         with pytest.raises(SystemExit) as stopped:

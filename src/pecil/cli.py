@@ -13,11 +13,13 @@ try:
     import signal
     import sys
     import threading
+    import time
     import tomllib
     from collections import Counter
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import contextmanager
     from dataclasses import asdict, is_dataclass
+    from datetime import timedelta
     from enum import StrEnum
     from pathlib import Path
     from types import FrameType, SimpleNamespace
@@ -25,7 +27,14 @@ try:
 
     import typer
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
     from rich.table import Table
 
     import pecil
@@ -37,8 +46,11 @@ except KeyboardInterrupt:
 
 if TYPE_CHECKING:
     from pecil import PEC, WhitenedPEC
-    from pecil.bench import Result
+    from pecil.bench import Experiment, Result
+    from pecil.bench.store import Store
+    from pecil.bench.sweeps import Part
     from pecil.data import Dataset
+    from pecil.engines import Report
     from pecil.methods.learner import Array
 
     Classifier = PEC | WhitenedPEC
@@ -80,7 +92,24 @@ Output = Annotated[Path, typer.Option("--output", "-o", help="Where to save the 
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting.")
 ]
-Results = Annotated[Path, typer.Option(help="A file of results, or a folder of them.")]
+PUBLISHED = Path("results")
+Results = Annotated[
+    Path, typer.Option(help="A file of published results (.jsonl), or a folder of them.")
+]
+StorePath = Annotated[
+    Path | None,
+    typer.Option("--store", help="Where results are; else $PECIL_STORE or results/store.sqlite."),
+]
+Method = Annotated[str, typer.Argument(metavar="METHOD", help="See: pecil list methods.")]
+Split = Annotated[
+    str | None,
+    typer.Option(metavar="T/C", help="Tasks / classes per task; by default one class a task."),
+]
+Epochs = Annotated[int, typer.Option(min=1, help="Passes over the samples of a task.")]
+Buffer = Annotated[int, typer.Option(min=0, help="Samples that the method may keep.")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Processes; by default one a core, or four a GPU.")
+]
 OF_WHITENED, OF_PEC = "Options of whitened_pec", "Options of pec"  # headings in the help
 
 
@@ -89,6 +118,20 @@ class Estimator(StrEnum):
 
     WHITENED_PEC = "whitened_pec"
     PEC = "pec"
+
+
+class Engine(StrEnum):
+    """Where a sweep is carried out."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+class Sampler(StrEnum):
+    """How a search chooses what to try."""
+
+    GRID = "grid"
+    TPE = "tpe"
 
 
 class Kind(StrEnum):
@@ -152,45 +195,362 @@ def _pecil(
 
 @app.command()
 def run(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="See: pecil list methods.")],
+    method: Method,
     dataset: Data,
-    split: Annotated[
-        str | None,
-        typer.Option(metavar="T/C", help="Tasks / classes per task; by default one class a task."),
-    ] = None,
+    split: Split = None,
     seed: Annotated[list[int] | None, typer.Option(help="May be repeated; by default 0.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 to N - 1.", metavar="N")] = None,
+    epochs: Epochs = 1,
+    buffer: Buffer = 0,
     changes: Changes = None,
     per_task: Annotated[
         bool, typer.Option("--per-task", help="Test after every task, too.")
     ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Run also what has a result in the store.")
+    ] = False,
+    store: StorePath = None,
     save_results: Annotated[
-        Path | None, typer.Option(metavar="FILE.jsonl", help="Append the results to a file.")
+        Path | None,
+        typer.Option(metavar="FILE.jsonl", help="Append the results to a file, as well."),
     ] = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Train a method through a stream of tasks and test it."""
-    from pecil.bench import planned, store
-    from pecil.bench import run as carry_out
+    """Train a method through a stream of tasks and test it; keep the results in the store.
+
+    What is there already is not run again, except on data of your own, which may have changed.
+    """
+    from pecil.bench import planned
+    from pecil.bench.store import Store, append_line
 
     if seed and seeds:
         raise typer.BadParameter("give --seed or --seeds, not both")
     if save_results is not None:
         _check_output(save_results)
-    settings = _parsed(changes)
+    settings = {"epochs": epochs, "buffer": buffer} | _parsed(changes)
+    asked = [
+        planned(method, dataset, split, number, **settings)
+        for number in (range(seeds) if seeds else seed or [0])
+    ]
+    kept = Store(store)
+    found = {} if again else _finished(kept, asked, per_task)
     results = []
-    for number in range(seeds) if seeds else seed or [0]:
-        experiment = planned(method, dataset, split, number, **settings)
-        with _progress(f"{method} on {dataset}, seed {number}") as show:
-            result = carry_out(experiment, device=device, per_task=per_task, progress=show)
-        results.append(result)
-        if save_results is not None:
-            store.append_line(save_results, result)
+    with _progress(f"{method} on {dataset}") as show:
+        for result in _carried_out(asked, kept, found, show, device=device, per_task=per_task):
+            results.append(result)
+            if save_results is not None:
+                append_line(save_results, result)
     if as_json:
         _print_json([result.row() for result in results])
     else:
-        _print_results(results)
+        _print_results(results, found=[result.experiment.seed for result in found.values()])
+
+
+def _finished(
+    store: "Store", asked: "Sequence[Experiment]", per_task: bool = False
+) -> dict[str, "Result"]:
+    """Return the results there are, by key; a path does not tell whether its data changed."""
+    from pecil.data import DATASETS
+
+    known = [store.get(experiment.key) for experiment in asked if experiment.dataset in DATASETS]
+    return {
+        result.experiment.key: result
+        for result in known
+        if result and not (per_task and result.accuracy_per_class_after_task is None)
+    }
+
+
+def _carried_out(
+    asked: "Sequence[Experiment]",
+    store: "Store",
+    found: "Mapping[str, Result]",
+    show: Callable[[float, float], None],
+    **options: Any,
+) -> Iterator["Result"]:
+    """Yield results, those found as they are, the others once they are run and stored."""
+    from pecil.bench import run as carry_out
+
+    for position, experiment in enumerate(asked):
+
+        def steps(done: int, total: int, before: int = position) -> None:
+            show(before + done / total, len(asked))
+
+        result = found.get(experiment.key)
+        if result is None:
+            result = carry_out(experiment, progress=steps, **options)
+            store.add(result)
+        show(position + 1, len(asked))
+        yield result
+
+
+@app.command()
+def sweep(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="See: pecil list tables.")],
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DATASET/ROW,...", help="These cells only; * stands for anything. Repeatable."
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Seeds 1 to N.")] = 10,
+    engine: Annotated[Engine, typer.Option(help="This machine, or Ray.")] = Engine.LOCAL,
+    workers: Workers = None,
+    plan_only: Annotated[
+        bool, typer.Option("--plan", help="Say what would run and how long; run nothing.")
+    ] = False,
+    results: Results = PUBLISHED,
+    store: StorePath = None,
+    as_json: Json = False,
+) -> None:
+    """Run what is missing in a table; stop it and start it again as you like."""
+    from pecil import engines
+    from pecil.bench.store import Store
+    from pecil.bench.sweeps import experiments, plan
+
+    patterns = [pattern for text in only or () for pattern in text.split(",")]
+    asked = experiments(table, patterns, seeds)
+    to_run, parts = plan(asked, _stored(results, store), _device())
+    if plan_only:
+        _print_plan(table, parts, workers, as_json)
+        return
+    carry_out = engines.engine(engine)
+    start = time.monotonic()
+    with _progress(f"{table}, {len(to_run)} runs") as show:
+        report = carry_out(to_run, Store(store), workers=workers, progress=show)
+    _print_report(
+        {
+            "table": table,
+            "found": len(asked) - len(to_run),
+            "done": len(report.done),
+            "failed": len(report.failed),
+            "seconds": round(time.monotonic() - start, 1),
+        },
+        report,
+        as_json,
+    )
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _print_plan(table: str, parts: Sequence["Part"], workers: int | None, as_json: bool) -> None:
+    """Print what a sweep would run, and the time it is likely to take."""
+    from pecil.engines.local import default_workers
+
+    workers = workers or default_workers()
+    total = sum(part.to_run * (part.seconds or 0) for part in parts) / workers
+    unknown = sum(part.to_run for part in parts if part.seconds is None)
+    facts = {
+        "table": table,
+        "to_run": sum(part.to_run for part in parts),
+        "finished": sum(part.finished for part in parts),
+        "workers": workers,
+    }
+    if as_json:
+        rows = [asdict(part) for part in parts]
+        _print_json(facts | {"seconds": total, "runs_of_unknown_time": unknown, "parts": rows})
+        return
+    _print_table(
+        ("dataset", "method", "split", "epochs", "buffer", "finished", "to run", "one takes"),
+        [
+            (
+                *(part.experiment.dataset, part.experiment.method, part.experiment.split),
+                *(str(part.experiment.epochs), str(part.experiment.buffer)),
+                *(str(part.finished), str(part.to_run)),
+                "not known" if part.seconds is None else _duration(part.seconds),
+            )
+            for part in parts
+        ],
+    )
+    more = f", and {unknown} runs of which nothing is known" if unknown else ""
+    _print_facts(facts | {"time": f"about {_duration(total)}{more}"})
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
+
+
+def _print_report(facts: Mapping[str, Any], report: "Report", as_json: bool) -> None:
+    """Print what became of many experiments; what failed makes it exit code 1."""
+    if as_json:
+        failed = [{**asdict(f.experiment), "reason": f.reason} for f in report.failed]
+        _print_json({**facts, "done": report.done, "failed": failed})
+    else:
+        _print_facts(facts)
+    _print_failures(report)
+    if report.failed:
+        raise typer.Exit(1)
+
+
+def _print_failures(report: "Report") -> None:
+    for failure in report.failed:
+        about = failure.experiment
+        print(
+            f"pecil: failed: {about.method} on {about.dataset}, {about.split}, seed {about.seed}, "
+            f"{dict(about.settings)}:\n{failure.reason.rstrip()}",
+            file=sys.stderr,
+        )
+
+
+@app.command()
+def search(
+    method: Method,
+    dataset: Data,
+    split: Split = None,
+    seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Run the winner with seeds 0 to N - 1.")
+    ] = None,
+    epochs: Epochs = 1,
+    buffer: Buffer = 0,
+    changes: Changes = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=[VALUE,...]", help="Values to try; by default the paper's."),
+    ] = None,
+    sampler: Annotated[
+        Sampler, typer.Option(help="All combinations, or what Optuna suggests (pecil[search]).")
+    ] = Sampler.GRID,
+    trials: Annotated[int, typer.Option(min=1, help="How many, for tpe.")] = 30,
+    workers: Workers = None,
+    store: StorePath = None,
+    as_json: Json = False,
+) -> None:
+    """Search for settings on a tenth of the training samples, then run the best on all.
+
+    What is set by --set is not searched.
+    """
+    from pecil.bench.search import best, candidates, grid_for, tpe, winner
+    from pecil.bench.store import Store
+    from pecil.engines import Report
+    from pecil.engines.local import run_all
+
+    fixed, kept = _parsed(changes), Store(store)
+    values = {k: v for k, v in grid_for(method, _parsed(grid)).items() if k not in fixed}
+    options = {"split": split, "seed": seed, "epochs": epochs, "buffer": buffer} | fixed
+    report = Report(())
+    with _progress(f"{method} on {dataset}, search") as show:
+        if sampler is Sampler.TPE:
+
+            def carry_out(experiment: "Experiment") -> "Result":
+                found = _finished(kept, [experiment])
+                return next(_carried_out([experiment], kept, found, lambda done, total: None))
+
+            tried = tpe(values, trials, carry_out, method, dataset, progress=show, **options)
+        else:
+            asked = candidates(values, method, dataset, **options)
+            report = run_all(asked, kept, workers=workers, progress=show)
+            known = [kept.get(experiment.key) for experiment in asked]
+            tried = [result for result in known if result]
+    _print_failures(report)
+    if not tried:
+        raise ValueError("no combination could be run")
+    found = best(tried)
+    finals = [winner(found, number) for number in (range(seeds) if seeds else [seed])]
+    with _progress(f"{method} on {dataset}, the winner") as show:
+        results = list(_carried_out(finals, kept, _finished(kept, finals), show))
+    shown = [
+        {**{k: r.experiment.settings[k] for k in values}, "accuracy": r.accuracy} for r in tried
+    ]
+    if as_json:
+        rows = [result.row() for result in results]
+        _print_json({"tried": shown, "winner": found.experiment.settings, "results": rows})
+        return
+    _print_table(
+        (*values, "accuracy on held-out samples"),
+        [
+            (*(str(row[k]) for k in values), f"{100 * row['accuracy']:.2f} %")
+            for row in sorted(shown, key=lambda row: -row["accuracy"])
+        ],
+    )
+    print(f"winner: {json.dumps(found.experiment.settings)}")
+    _print_results(results)
+
+
+@app.command(name="results")
+def results_(
+    method: Annotated[list[str] | None, typer.Option(help="Of this method. Repeatable.")] = None,
+    dataset: Annotated[list[str] | None, typer.Option(help="On this dataset.")] = None,
+    split: Annotated[list[str] | None, typer.Option(metavar="T/C", help="Of this split.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="With this seed.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="With this setting.")
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Write them to a .jsonl, .csv or .parquet file.")
+    ] = None,
+    brief: Annotated[
+        bool,
+        typer.Option("--brief", help="Export no confusion matrices and accuracies over time."),
+    ] = False,
+    import_: Annotated[
+        list[Path] | None,
+        typer.Option("--import", help="Add the results of a .jsonl file or another store."),
+    ] = None,
+    store: StorePath = None,
+    as_json: Json = False,
+) -> None:
+    """List the results in the store, or some of them; export and import."""
+    from pecil.bench.store import Store, export_results
+
+    kept = Store(store)
+    facts: dict[str, Any] = {"store": kept.path}
+    if import_:
+        facts["imported"], damaged = kept.import_(import_)
+        _print_damaged(damaged)
+    wanted = {"method": method, "dataset": dataset, "split": split, "seed": seed}
+    details = export is not None and not brief
+    found = [
+        result
+        for result in kept.results(details=details)
+        if _is_wanted(result.experiment, wanted, _parsed(settings))
+    ]
+    _print_damaged(kept.damaged())
+    if export is not None:
+        facts |= {"exported": export_results(found, export), "file": export}
+    if export is not None or import_:
+        (_print_json if as_json else _print_facts)(facts)
+    elif as_json:
+        _print_json([result.row() for result in found])
+    else:
+        _print_lines(found)
+
+
+def _is_wanted(
+    experiment: "Experiment",
+    wanted: Mapping[str, Sequence[Any] | None],
+    settings: Mapping[str, Any],
+) -> bool:
+    return all(
+        not values or getattr(experiment, name) in values for name, values in wanted.items()
+    ) and all(
+        name in experiment.settings and experiment.settings[name] == value
+        for name, value in settings.items()
+    )
+
+
+def _print_lines(results: Sequence["Result"]) -> None:
+    """Print a line for each result; plainly, for there may be thousands."""
+    from pecil.bench.experiment import LATER
+
+    lines = [("key", "method", "dataset", "split", "seed", "accuracy", "seconds", "settings")]
+    for result in results:
+        about = result.experiment
+        more = {name: getattr(about, name) for name in LATER if getattr(about, name) != LATER[name]}
+        lines.append(
+            (
+                *(about.key, about.method, about.dataset, about.split, str(about.seed)),
+                *(f"{100 * result.accuracy:.2f} %", f"{sum(result.seconds.values()):.1f}"),
+                " ".join(f"{k}={v}" for k, v in {**about.settings, **more}.items()),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)).rstrip())
 
 
 @app.command()
@@ -413,7 +773,8 @@ def table(
     name: Annotated[
         str | None, typer.Argument(help="See: pecil list tables; by default all.")
     ] = None,
-    results: Results = Path("results"),
+    results: Results = PUBLISHED,
+    store: StorePath = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A Markdown file; by default print it.")
     ] = None,
@@ -426,7 +787,7 @@ def table(
     """Show our results next to the paper's, as Markdown."""
     from pecil.bench import tables
 
-    found = _stored(results)
+    found = _stored(results, store)
     if into is not None:
         if name is None or output is not None or as_json:
             raise ValueError("--into needs the NAME of one table, and neither --output nor --json")
@@ -449,7 +810,8 @@ def table(
 @app.command()
 def figure(
     name: Annotated[str, typer.Argument(help="memory: accuracy against numbers held.")],
-    results: Results = Path("results"),
+    results: Results = PUBLISHED,
+    store: StorePath = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Where to save it; by default pecil-NAME.png."),
@@ -464,7 +826,7 @@ def figure(
     target = output or Path(f"pecil-{name}.png")
     _check_output(target)
     gather, draw = FIGURES[name]
-    points = gather(_stored(results))
+    points = gather(_stored(results, store, details=True))
     draw(points, target)
     if as_json:
         _print_json({"figure": target, "points": [asdict(point) for point in points]})
@@ -472,15 +834,27 @@ def figure(
         _print_facts({"figure": target, "points": len(points)})
 
 
-def _stored(results: Path) -> list["Result"]:
-    """Read the results of a file or a folder; what is no result is named and passed over."""
-    from pecil.bench import store
+def _stored(results: Path, store: Path | None, details: bool = False) -> list["Result"]:
+    """Read what is published and what is in the store, which counts where there are both.
 
-    files = sorted(results.glob("*.jsonl")) if results.is_dir() else [results]
-    found, damaged = store.read_lines(files)
-    for line in damaged:
-        print(f"pecil: set aside: {line}", file=sys.stderr)
-    return found
+    What is no result is named and passed over.
+    """
+    from pecil.bench.store import Store, read_lines
+
+    files = [results] if results.is_file() or results != PUBLISHED else []
+    if results.is_dir():
+        files = sorted(results.glob("*.jsonl"))
+    published, damaged = read_lines(files)
+    kept = Store(store)
+    every = {result.experiment.key: result for result in published}
+    every |= {result.experiment.key: result for result in kept.results(details=details)}
+    _print_damaged([*damaged, *kept.damaged()])
+    return list(every.values())
+
+
+def _print_damaged(damaged: Iterable[Any]) -> None:
+    for part in damaged:
+        print(f"pecil: set aside: {part}", file=sys.stderr)
 
 
 @app.command()
@@ -647,7 +1021,10 @@ def _print_saved(model: "Classifier", path: Path, samples: "Dataset | None", as_
 def _progress(description: str) -> Iterator[Callable[[float, float], None]]:
     """Show a spinner and the time, a bar once the steps are known; only on a terminal."""
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (
+        *(SpinnerColumn(), TextColumn("{task.description}"), BarColumn()),
+        *(TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()),
+    )
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
@@ -698,8 +1075,11 @@ def _print_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: st
     Console(markup=False, highlight=False).print(grid)
 
 
-def _print_results(results: Sequence["Result"]) -> None:
-    """Print accuracies in percent, the mean and standard error over seeds, and the costs."""
+def _print_results(results: Sequence["Result"], found: Sequence[int] = ()) -> None:
+    """Print accuracies in percent, the mean and standard error over seeds, and the costs.
+
+    `found` are the seeds of those that were not run but found in the store.
+    """
     from pecil.bench.tables import with_error
 
     def percent(accuracies: Iterable[float]) -> str:
@@ -723,6 +1103,7 @@ def _print_results(results: Sequence["Result"]) -> None:
         {
             "accuracy": percent(r.accuracy for r in results) + " %",
             "seeds": ", ".join(str(r.experiment.seed) for r in results),
+            "found": f"{', '.join(map(str, found))} in the store" if found else None,
             "seconds": ", ".join(f"{phase} {spent:.2f}" for phase, spent in seconds.items()),
             "parameters": first.n_parameters,
             "device": first.device,

@@ -9,7 +9,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ class Experiment:
 
         Fields that came later count only where they differ from what was the rule before.
         """
-        described = asdict(self)
+        described = {name: getattr(self, name) for name in FIELDS}
         for name, usual in LATER.items():
             if described[name] == usual:
                 del described[name]
@@ -83,6 +83,7 @@ class Experiment:
         return replace(self, seed=0).key
 
 
+FIELDS = tuple(field.name for field in fields(Experiment))
 LATER = {"epochs": 1, "buffer": 0, "validation": False}
 
 
@@ -124,30 +125,30 @@ class Result:
 
     def row(self) -> dict[str, Any]:
         """Return the result as one flat record, ready for JSON."""
-        row = asdict(self)
-        return {"key": self.experiment.key, **row.pop("experiment"), **row}
+        described = {name: getattr(self.experiment, name) for name in FIELDS}
+        found = {name: getattr(self, name) for name in FOUND}
+        return {"key": self.experiment.key, **described, **found}
 
     @classmethod
     def from_row(cls, row: Any) -> "Result":
         """Read a record that `row` wrote; ValueError says what is wrong with it."""
         if not isinstance(row, dict):
             raise ValueError(f"expected a JSON object, got {type(row).__name__}")
-        described = [f.name for f in fields(Experiment)]
-        found = [f.name for f in fields(cls) if f.name != "experiment"]
         row = OLD | row
-        missing = [name for name in ("key", *described, *found) if name not in row]
+        missing = [name for name in ("key", *FIELDS, *FOUND) if name not in row]
         if missing:
             raise ValueError(f"the record lacks {', '.join(missing)}")
-        experiment = Experiment(**{name: row[name] for name in described})
+        experiment = Experiment(**{name: row[name] for name in FIELDS})
         if experiment.key != row["key"]:
             raise ValueError(
                 f"the key {row['key']} is not that of the experiment, {experiment.key}"
             )
         if not isinstance(row["accuracy"], float) or not 0 <= row["accuracy"] <= 1:
             raise ValueError(f"expected an accuracy from 0 to 1, got {row['accuracy']!r}")
-        return cls(experiment, **{name: row[name] for name in found})
+        return cls(experiment, **{name: row[name] for name in FOUND})
 
 
+FOUND = tuple(field.name for field in fields(Result) if field.name != "experiment")
 OLD = LATER | {field.name: None for field in fields(Result) if field.default is None}
 """What records written before these fields were there stand for."""
 

@@ -146,8 +146,8 @@ class Store:
         return [Damaged(self.path, number, reason.decode(), "row") for number, reason in rows]
 
     def export(self, path: str | os.PathLike[str], *, details: bool = True) -> int:
-        """Write all results to a file, see `export`; return how many."""
-        return export(self.results(details=details), path)
+        """Write all results to a file, see `export_results`; return how many."""
+        return export_results(self.results(details=details), path)
 
     def import_(self, paths: Iterable[str | os.PathLike[str]]) -> tuple[int, list[Damaged]]:
         """Add the results of files (.jsonl, or other stores) whose experiments are not here.
@@ -293,7 +293,7 @@ def read(path: str | os.PathLike[str]) -> tuple[list[Result], list[Damaged]]:
     return list(store.results()), store.damaged()
 
 
-def export(results: Iterable[Result], path: str | os.PathLike[str]) -> int:
+def export_results(results: Iterable[Result], path: str | os.PathLike[str]) -> int:
     """Write results to a file of JSON lines, a CSV or a Parquet file; return how many.
 
     They are sorted by experiment, the seeds of one after the other. In a table whatever is no

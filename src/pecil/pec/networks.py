@@ -13,8 +13,11 @@ out by hand: with one sample a step the work is tiny, and an automatic-different
 graph would cost several times more than the arithmetic.
 """
 
+import ctypes
 import hashlib
 import math
+import mmap
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,6 +33,7 @@ INITS = ("kaiming", "xavier", "uniform0.001", "uniform0.01", "uniform0.1")
 EPS = 1e-5  # of both normalisations, as in PyTorch
 LARGEST_OUTPUT = 1e8  # of a teacher: squares of squares must stay within float32
 FULL = 32  # floats: two vectors of 512 bits, what a loop over them takes at a time
+HUGE = 2**22  # bytes from which on large pages are worth asking for
 ALIGN = 16  # floats: every parameter of a row starts on a 64-byte border
 CPU_CACHED, CPU_MOST, GPU_MOST = 2**22, 2**24, 2**26  # floats that one temporary may hold
 
@@ -162,6 +166,18 @@ def cached(device: torch.device) -> int:
 def most(device: torch.device) -> int:
     """Floats of samples, patches or features that may be held at a time."""
     return CPU_MOST if device.type == "cpu" else GPU_MOST
+
+
+def roomy(*shape: int, device: torch.device) -> Tensor:
+    """Return an empty tensor; a large one on a CPU asks for large pages, which are faster."""
+    tensor = torch.empty(*shape, device=device)
+    if device.type == "cpu" and sys.platform == "linux":
+        start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = tensor.data_ptr() + 4 * tensor.numel() - start
+        if length >= HUGE:  # advice: whether it is taken makes no other difference
+            madvise = ctypes.CDLL(None).madvise
+            madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
+    return tensor
 
 
 def _aligned(size: int) -> int:
@@ -461,7 +477,8 @@ class Teacher:
         """Keep a convolution's values, the output weights cell by cell as maps are pooled."""
         arch, values = self.architecture, self.architecture.views(row)
         out = values["out.weight"].view(arch.output_dim, arch.width, -1)  # the last axis: cells
-        self._out = out.to(device).transpose(1, 2).flatten(1).contiguous()  # (d, cells·w)
+        self._out = roomy(arch.output_dim, arch.pool**2, arch.width, device=device)
+        self._out = self._out.copy_(out.transpose(1, 2)).flatten(1)  # (d, cells·w)
         self._bias = values["out.bias"][0].to(device).clone()
         self._filters = values["hidden0.weight"][0].to(device).clone()  # (w, 9c)
 
@@ -504,8 +521,8 @@ class Teacher:
         arch, cpu = self.architecture, x.device.type == "cpu"
         held = max(9 * arch.n_features, arch.width * arch.pool**2)  # patches, pooled maps
         rows = max(1, min(128 if cpu else 256, most(x.device) // held, len(x)))
-        pooled = x.new_empty(rows, arch.pool**2, arch.width)  # used again and again: fresh
-        out = x.new_empty(len(x), arch.output_dim)  # memory is slow at first
+        pooled = roomy(rows, arch.pool**2, arch.width, device=x.device)  # used again and again
+        out = x.new_empty(len(x), arch.output_dim)
         for part, target in zip(x.split(rows), out.split(rows), strict=True):
             maps = pooled[: len(part)]
             patches = arch.inputs(part).transpose(1, 2).contiguous()  # (n, positions, 9c)

@@ -30,6 +30,7 @@ from pecil.pec.networks import (
     cached,
     draw,
     forward,
+    roomy,
 )
 
 BETA1, BETA2, ADAM_EPS = 0.9, 0.999, 1e-8  # Adam's defaults
@@ -140,7 +141,7 @@ class Students:
         self._set_buffers()
 
     def _set_buffers(self) -> None:
-        self._gradient = torch.zeros_like(self.start)
+        self._gradient = roomy(*self.start.shape, device=self.start.device).zero_()
         self._gradients = Stack.over(self.architecture, self._gradient)
         self._networks: dict[int, Stack] = {}
 
@@ -183,7 +184,7 @@ class Students:
         for k, new in enumerate((rows, *moments)):
             old = self._store[k]
             if len(old) < count:
-                old = old.new_empty(max(count, 2 * len(old)), old.shape[1])
+                old = roomy(max(count, 2 * len(old)), old.shape[1], device=old.device)
                 old[: len(self)] = self._store[k][: len(self)]
                 self._store[k] = old
             old[len(self) : count] = new
