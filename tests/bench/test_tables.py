@@ -153,8 +153,8 @@ def test_counts_agree_within_two_percent():
 def test_a_cell_knows_its_runs():
     results = [result(0.92, seed=3), result(0.93, seed=1)]
     found = cell("table1", "mnist", results=results)
-    assert found.keys == tuple(r.experiment.key for r in results)
-    assert replace(found.experiment, seed=3).key == found.keys[0]
+    assert found.seeds == (3, 1)
+    assert replace(found.experiment, seed=3) == results[0].experiment
 
 
 def test_what_is_still_to_come_is_not_run():

@@ -103,7 +103,12 @@ def _dialog() -> str:
 
 
 def _header(results: Sequence[Result], filled: Mapping[str, Sequence[Cell]]) -> str:
-    unique = {(c.measure, c.keys, c.paper): c for own in filled.values() for c in own if c.ours}
+    unique = {
+        (cell.measure, cell.paper, cell.experiment.kind): cell
+        for own in filled.values()
+        for cell in own
+        if cell.experiment
+    }
     verdicts = _verdicts(list(unique.values()))
     return f"""<header>
 <h1>Results next to the paper’s</h1>

@@ -8,7 +8,7 @@ cell's.
 import functools
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
@@ -95,8 +95,8 @@ class Cell:
     """The row's name: that of its method, or a longer one where a method has several rows."""
     experiment: Experiment | None = None
     """What fills the cell, with the seed 0; None where that cannot be run (yet)."""
-    keys: tuple[str, ...] = ()
-    """Of the experiments behind `ours`."""
+    seeds: tuple[int, ...] = ()
+    """Of the runs behind `ours`."""
     measure: str = "accuracy"
     """A name in `MEASURES`; accuracies are in percent."""
 
@@ -193,9 +193,11 @@ def definitions() -> Mapping[str, Any]:
 
 def by_kind(results: Iterable[Result]) -> Runs:
     """Sort results out, once for many tables: those that differ in the seed alone together."""
-    runs: dict[str, list[Result]] = {}
+    runs, kinds = dict[str, list[Result]](), dict[str, str]()
     for result in results:
-        runs.setdefault(result.experiment.kind, []).append(result)
+        seen = repr(replace(result.experiment, seed=0))  # much faster than a hash
+        kind = kinds.get(seen) or kinds.setdefault(seen, result.experiment.kind)
+        runs.setdefault(kind, []).append(result)
     return runs
 
 
@@ -253,7 +255,7 @@ def _cell(table: Mapping[str, Any], row: Mapping[str, Any], place: int, runs: Ru
         to_run="method" in row,
         name=row.get("name") or row["method"],
         experiment=experiment,
-        keys=tuple(run.experiment.key for run, _ in measured),
+        seeds=tuple(run.experiment.seed for run, _ in measured),
         measure=measure,
     )
 
@@ -345,9 +347,9 @@ def _wide(filled: Sequence[Cell]) -> list[Sequence[str]]:
 
 def with_own_runs(filled: Mapping[str, Iterable[Cell]]) -> list[str]:
     """Return the names of the tables that show runs which none of the tables before them shows."""
-    names, seen = [], set[tuple[str, ...]]()
+    names, seen = [], set[tuple[str, str]]()
     for name, own in filled.items():
-        numbers = {(cell.measure, *cell.keys) for cell in own if cell.ours}
+        numbers = {(c.measure, c.experiment.kind) for c in own if c.ours and c.experiment}
         if numbers - seen:
             names.append(name)
         seen |= numbers
