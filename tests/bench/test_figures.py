@@ -1,6 +1,7 @@
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -143,6 +144,18 @@ def test_unused_places_of_the_grid_stay_empty(tmp_path, monkeypatch):
         MEMORY.points([result("slda", name, 0.5, 10) for name in names]), tmp_path / "m.png"
     )
     assert [axes.get_visible() for axes in drawn[0].axes] == [True] * 4 + [False] * 2
+
+
+def test_small_differences_look_small(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    results = [result("slda", "mnist", 0.881, 1000), result("nearest_mean", "mnist", 0.88, 1010)]
+    MEMORY.draw(MEMORY.points(results), tmp_path / "memory.png")
+    (axes,) = drawn[0].axes
+    for (low, high), least in ((axes.get_ylim(), 5), (np.log10(axes.get_xlim()), 2)):
+        assert high - low == pytest.approx(least)
+    assert axes.get_ylim()[0] < 88 < axes.get_ylim()[1]
+    assert axes.get_xlim()[0] < 1000 < axes.get_xlim()[1]
 
 
 def test_without_results_it_says_what_it_needs(tmp_path):

@@ -275,10 +275,12 @@ def blank(width: float, height: float) -> Any:
 
 def roomy(axes: Any) -> None:
     """Let the axes of a panel reach far enough that small differences look small."""
-    low, high = axes.dataLim.intervalx
-    if axes.get_xscale() == "log" and high / low < DECADE:
-        middle = (low * high) ** 0.5
-        axes.set_xlim(middle / DECADE, middle * DECADE)
+    if axes.get_xscale() == "log":
+        low, high = axes.dataLim.intervalx
+        axes.xaxis.minorticks_off()  # their labels run into each other
+        if high / low < DECADE:
+            middle = (low * high) ** 0.5
+            axes.set_xlim(middle / DECADE, middle * DECADE)
     low, high = axes.get_ylim()
     if high - low < LEAST:
         axes.set_ylim((low + high - LEAST) / 2, (low + high + LEAST) / 2)
