@@ -12,6 +12,7 @@ every device. No training sample is used.
 
 import math
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Protocol
 
 import torch
@@ -222,7 +223,7 @@ class Filters:
                     f"{name} must be a tuple of whole numbers of at least 1, but it is "
                     f"{getattr(self, name)!r}"
                 )
-            object.__setattr__(self, name, values)
+            object.__setattr__(self, name, tuple(map(int, values)))
         self._check_numbers()
 
     def _check_numbers(self) -> None:
@@ -230,7 +231,8 @@ class Filters:
             raise ValueError(f"ridge must be a positive number, but it is {self.ridge!r}")
         for name, most_of in (("threshold", math.inf), ("grey", 1.0)):
             value = getattr(self, name)
-            if value != 0 and value != most_of and not _between(value, 0, most_of):
+            fits = value in (0, most_of) and math.isfinite(value)
+            if not fits and not _between(value, 0, most_of):
                 raise ValueError(f"{name} must be from 0 to {most_of}, but it is {value!r}")
         for name in ("spread", "reduce"):
             value = getattr(self, name)
@@ -426,7 +428,7 @@ class _Prior:
 
 
 def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
 def _between(value: Any, least: float, most_of: float) -> bool:

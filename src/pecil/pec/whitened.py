@@ -36,6 +36,8 @@ FOR_PICTURES, OTHERWISE = 11_200_000, 1_000_000  # numbers that a model holds by
 SMALLEST = 4  # pixels of a side for which filters make sense
 HELD = 4096  # samples whose features are held at a time
 GAUGED = 128  # samples of a class whose errors are taken in one call
+FEW = 16  # of a small first batch are measured
+OUTDATED = 4  # errors are forgotten once there are so many times more samples
 GAUGE_EVERY = 8  # single samples: one in so many
 TEMPERS = np.geomspace(0.05, 2, 60)  # of predict_proba, in question
 USUAL_TEMPER, PRIOR_WEIGHT = 0.4, 4.0  # where and how firmly the temper starts
@@ -157,6 +159,9 @@ class WhitenedPEC(ErrorClassifier):
     _teacher: FeatureTeacher | CustomTeacher
     _scatter: Scatter
     _losses: NDArray[np.float64]
+    """Of each temper, on samples that were about to be learned."""
+    _measured: int
+    """Samples in the covariance when errors were last forgotten."""
 
     # --------------------------------------------------------------------- learning
 
@@ -198,9 +203,9 @@ class WhitenedPEC(ErrorClassifier):
     def _twin(self) -> Self:
         """Return a model without classes and with the same teacher."""
         twin = type(self)(**self.get_params(deep=False))
-        twin.input_shape_, twin.n_features_in_ = self.input_shape_, self.n_features_in_
-        twin._set_up()
-        twin._statistics = self._statistics
+        for name in ("input_shape_", "n_features_in_", "seed_", "_statistics", "_settings"):
+            setattr(twin, name, getattr(self, name))
+        twin._reset_classes()
         twin._begin(self._teacher)
         return twin
 
@@ -237,7 +242,8 @@ class WhitenedPEC(ErrorClassifier):
         scatter = self._scatter
         first, every = 0, max(1, len(features) // GAUGED)
         if not scatter.counts[slot]:  # a mean comes first
-            head = max(1, len(features) - max(1, len(features) // 8))
+            last = max(len(features) // 8, min(len(features) // 2, FEW))
+            head = len(features) - last
             scatter.add(slot, features[:head])
             features, every = features[head:], 1
         elif len(features) < GAUGE_EVERY:
@@ -255,8 +261,10 @@ class WhitenedPEC(ErrorClassifier):
         """
         factor, new = self._scatter.gauge(self._shrinkage)
         if new:
-            self._recent = [np.empty(0) for _ in self._recent]
             self._losses = 0.5 * self._losses
+        if self._scatter.gauged >= OUTDATED * self._measured:
+            self._recent = [np.empty(0) for _ in self._recent]
+            self._measured = self._scatter.gauged
         known = factor.counts[slot] if slot < len(factor.counts) else 0
         if 2 * known < self._scatter.counts[slot]:
             return
@@ -448,7 +456,8 @@ class WhitenedPEC(ErrorClassifier):
     def _state(self, optimizer: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
         matrix, summary = self._scatter.matrix, self._scatter
         rows = [row[: k + 1] for k, row in enumerate(matrix.unbind())]
-        values = {"total": summary.total, "gauged": summary.gauged}
+        values: dict[str, Any] = {"total": summary.total, "gauged": summary.gauged}
+        values["measured"] = self._measured
         values["losses"] = self._losses.tolist()
         return values, {"means": summary.means, "scatter": torch.cat(rows)}
 
@@ -457,7 +466,8 @@ class WhitenedPEC(ErrorClassifier):
         for k, row in enumerate(tensors["scatter"].split(list(range(1, self.dim_ + 1)))):
             matrix[k, : k + 1] = row
             matrix[:k, k] = row[:-1]
-        self._losses, self._scatter.gauged = np.asarray(values["losses"]), values["gauged"]
+        self._losses, self._measured = np.asarray(values["losses"]), values["measured"]
+        self._scatter.gauged = values["gauged"]
         self._scatter.restore(
             self._seen, tensors["means"].to(self.device_), matrix.to(self.device_), values["total"]
         )
@@ -494,6 +504,7 @@ class WhitenedPEC(ErrorClassifier):
         self._teacher = teacher
         self._scatter = Scatter(self.dim_, self.device_)
         self._losses = np.zeros(len(TEMPERS))
+        self._measured = 0
 
     def _recipe(self) -> Any:
         """Return the teacher's recipe, or the callable that is the teacher."""
