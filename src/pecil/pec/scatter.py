@@ -19,6 +19,7 @@ Woodbury's identity: one factorisation, O(D³), for max(256, D/8) samples, and s
 beginning, while the shrinkage settles.
 """
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -73,6 +74,15 @@ class Scatter:
     def __getstate__(self) -> dict[str, Any]:
         """Leave factors out of pickles: they are made again when needed."""
         return vars(self) | {"_factors": {}, "_gauge": None}
+
+    def handed_on(self) -> "Scatter":
+        """Return a copy that takes the factors along; this one would make them anew."""
+        other = copy.copy(self)
+        other.counts, other.means = list(self.counts), self.means.clone()
+        other._matrix, other._waiting = self._matrix.clone(), self._waiting.clone()
+        other._factors, self._factors = self._factors, {}
+        other._gauge, self._gauge = self._gauge, None
+        return other
 
     # ------------------------------------------------------------------------ learning
 

@@ -195,31 +195,26 @@ class WhitenedPEC(ErrorClassifier):
             groups = grouped(check_labels(y, len(raw)))
             if first:
                 self._start()
-            if first or len(raw) <= self._held():
-                return self._take_in(raw, groups)
-            part = self._twin()  # so that a failure changes nothing here
-            return self._join(part._take_in(raw, groups))
+            elif len(raw) > self._held():
+                self._keep_the_old()
+            return self._take_in(raw, groups)
 
-    def _twin(self) -> Self:
-        """Return a model without classes and with the same teacher."""
-        twin = type(self)(**self.get_params(deep=False))
-        for name in ("input_shape_", "n_features_in_", "seed_", "_statistics", "_settings"):
-            setattr(twin, name, getattr(self, name))
-        twin._reset_classes()
-        twin._begin(self._teacher)
-        return twin
+    def _keep_the_old(self) -> None:
+        """Go on with copies, so that a failure half-way can put the originals back."""
+        self._scatter = self._scatter.handed_on()
+        self._labels, self._seen = list(self._labels), list(self._seen)
+        self._recent, self._slots = list(self._recent), dict(self._slots)
 
     def _take_in(self, raw: Any, groups: dict[Any, NDArray[np.intp]]) -> Self:
         """Learn validated samples; up to a chunk of them all features come before any change."""
         chunk = self._held()
-        whole = len(raw) <= chunk
         asked = (
             (label, self._features(raw, at[start : start + chunk]))
             for label, at in groups.items()
             for start in range(0, len(at), chunk)
         )
         known = len(self._labels)
-        for label, features in list(asked) if whole else asked:
+        for label, features in list(asked) if len(raw) <= chunk else asked:
             if label not in self._slots:
                 self._add_class(label)
                 self._scatter.grow()
@@ -276,7 +271,7 @@ class WhitenedPEC(ErrorClassifier):
             scores = (features - means.mean(0)) @ weights.T
             scores -= ((0.5 * means - means.mean(0)) * weights).sum(1)
             tempered = scores.unsqueeze(2) * torch.from_numpy(TEMPERS).to(scores.device)
-            self._losses -= tempered.log_softmax(1)[:, slot].sum(0).cpu().numpy()
+            self._losses = self._losses - tempered.log_softmax(1)[:, slot].sum(0).cpu().numpy()
 
     # ---------------------------------------------------------------------- scoring
 
