@@ -140,6 +140,7 @@ class Kind(StrEnum):
     METHODS = "methods"
     DATASETS = "datasets"
     TABLES = "tables"
+    FIGURES = "figures"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -737,7 +738,8 @@ def merge(
 
 @app.command(name="list")
 def list_(kind: Kind, as_json: Json = False) -> None:
-    """List the methods, the datasets or the paper's tables."""
+    """List the methods, the datasets, or the tables and figures of the paper."""
+    from pecil.bench.figures import FIGURES
     from pecil.bench.tables import definitions
     from pecil.data import DATASETS
     from pecil.methods import METHODS
@@ -759,6 +761,7 @@ def list_(kind: Kind, as_json: Json = False) -> None:
             ("name", "title"),
             (),
         ),
+        Kind.FIGURES: (list(FIGURES.values()), ("name", "title"), ()),
     }
     found, columns, more = records[kind]
     if as_json:
@@ -809,7 +812,7 @@ def table(
 
 @app.command()
 def figure(
-    name: Annotated[str, typer.Argument(help="memory: accuracy against numbers held.")],
+    name: Annotated[str, typer.Argument(help="See: pecil list figures.")],
     results: Results = PUBLISHED,
     store: StorePath = None,
     output: Annotated[
@@ -825,19 +828,37 @@ def figure(
         raise ValueError(f"expected a figure out of {', '.join(FIGURES)}, got {name!r}")
     target = output or Path(f"pecil-{name}.png")
     _check_output(target)
-    gather, draw = FIGURES[name]
-    points = gather(_stored(results, store, details=True))
-    draw(points, target)
+    points = FIGURES[name].points(_stored(results, store))
+    FIGURES[name].draw(points, target)
     if as_json:
         _print_json({"figure": target, "points": [asdict(point) for point in points]})
     else:
         _print_facts({"figure": target, "points": len(points)})
 
 
-def _stored(results: Path, store: Path | None, details: bool = False) -> list["Result"]:
+@app.command()
+def report(
+    results: Results = PUBLISHED,
+    store: StorePath = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to save it, an HTML file.")
+    ] = Path("pecil-report.html"),
+    as_json: Json = False,
+) -> None:
+    """Put all tables and figures on one page, ours next to the paper's, each with its runs."""
+    from pecil.bench.report import write
+
+    _check_output(output)
+    found = _stored(results, store)
+    write(found, output)
+    facts = {"report": output, "results": len(found)}
+    (_print_json if as_json else _print_facts)(facts)
+
+
+def _stored(results: Path, store: Path | None) -> list["Result"]:
     """Read what is published and what is in the store, which counts where there are both.
 
-    What is no result is named and passed over.
+    What is no result is named and passed over; confusion matrices and the like are left out.
     """
     from pecil.bench.store import Store, read_lines
 
@@ -847,7 +868,7 @@ def _stored(results: Path, store: Path | None, details: bool = False) -> list["R
     published, damaged = read_lines(files)
     kept = Store(store)
     every = {result.experiment.key: result for result in published}
-    every |= {result.experiment.key: result for result in kept.results(details=details)}
+    every |= {result.experiment.key: result for result in kept.results(details=False)}
     _print_damaged([*damaged, *kept.damaged()])
     return list(every.values())
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 import pecil
 from pecil.data import DATASETS, Dataset, Stream, Task, load, stream
@@ -477,10 +478,32 @@ def _macs(learner: Learner, x: Array) -> int | None:
     """Count what one sample more costs, products of matrices and convolutions."""
     counts = []
     for n in (1, 2):
-        with FlopCounterMode(display=False) as counter:
+        with _Counter() as counter:
             learner.scores(x[:n])
-        counts.append(counter.get_total_flops())
+        counts.append(counter.flops)
     return (counts[1] - counts[0]) // 2 or None
+
+
+class _Counter(TorchDispatchMode):
+    """Counts multiplications and additions, two to a multiply-accumulate operation.
+
+    PyTorch's own FlopCounterMode does the same, but first imports the compiler, which takes
+    longer than many a run.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if count := flop_registry.get(func.overloadpacket):
+            self.flops += count(*args, **(kwargs or {}), out_val=result)
+        return result
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def _described(device: torch.device) -> str:

@@ -1,0 +1,166 @@
+import json
+import os
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from sqlite3 import connect
+
+import pytest
+
+from pecil.bench.store import Store
+from pecil.engines import engine, local
+
+PROGRAM = """
+import dataclasses, json, os, random, signal, sys, time
+from pathlib import Path
+from pecil.bench import Experiment, planned
+from pecil.bench.store import Store
+from pecil.engines import local
+from pecil.data import load
+from pecil.methods import METHODS
+
+load("digits")  # imports what it needs
+local.START = "fork"  # all is imported already: workers start at once
+folder = Path(sys.argv[1])
+methods = ("nearest_mean", "slda")
+experiments = [planned(m, "digits", seed=seed) for m in methods for seed in range(25)]
+
+def begin(name):
+    # Sweep in a group of processes of its own.
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        report = local.run_all(experiments, Store(folder / name), workers=2)
+        os._exit(len(report.failed) or (len(report.done) != len(experiments)))
+    return pid
+
+def end(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+told = {}
+start = time.monotonic()
+told["undisturbed"] = end(begin("undisturbed.sqlite"))
+duration = time.monotonic() - start
+
+told["counts"] = []
+chance = random.Random(0)
+for _ in range(10):
+    pid = begin("killed.sqlite")
+    time.sleep(chance.uniform(0.1, 0.5) * duration)
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    end(pid)
+    told["counts"].append(len(Store(folder / "killed.sqlite")))
+told["resumed"] = end(begin("killed.sqlite"))
+
+told["both"] = [end(pid) for pid in [begin("shared.sqlite"), begin("shared.sqlite")]]
+
+class Dies(METHODS["nearest_mean"].learner):
+    def __init__(self, *shape, seed, **given):
+        with (folder / f"died-{seed}").open("a") as file:
+            file.write("!")
+        deaths = len((folder / f"died-{seed}").read_text())
+        if seed == 0 or deaths == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().__init__(*shape, seed=seed, **given)
+
+METHODS["dies"] = dataclasses.replace(METHODS["nearest_mean"], name="dies", learner=Dies)
+steps = []
+report = local.run_all(
+    [
+        Experiment("dies", "digits", seed=0),
+        Experiment("dies", "digits", seed=1),
+        planned("pec", "digits", lr=-1.0),
+        planned("nearest_mean", "digits", seed=7),
+        planned("nearest_mean", "digits", seed=7),
+    ],
+    Store(folder / "deadly.sqlite"),
+    workers=2,
+    progress=lambda *step: steps.append(step),
+)
+told["steps"] = steps
+told["done"] = [Store(folder / "deadly.sqlite").get(key).experiment.seed for key in report.done]
+told["failed"] = {f.experiment.method: f.reason for f in report.failed}
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def sweeps(tmp_path_factory):
+    """Run the program, which has groups of processes to kill; return its folder and words."""
+    folder = tmp_path_factory.mktemp("sweeps")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, folder],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return folder, json.loads(done.stdout)
+
+
+def rows(path: Path):
+    """Return all that a store holds but what differs from run to run."""
+    found = {result.experiment.key: result.row() for result in Store(path).results()}
+    for row in found.values():
+        del row["seconds"], row["peak_memory"]
+    return found
+
+
+def run_again(path: Path) -> int:
+    with closing(connect(path)) as database:
+        return database.execute("SELECT COUNT(*) FROM replaced").fetchone()[0]
+
+
+def test_a_sweep_killed_ten_times_ends_as_if_undisturbed(sweeps):
+    folder, told = sweeps
+    assert (told["undisturbed"], told["resumed"]) == (0, 0)
+    counts = told["counts"]
+    assert counts == sorted(counts)  # what is finished stays
+    assert any(0 < count < 50 for count in counts)
+    expected = rows(folder / "undisturbed.sqlite")
+    assert len(expected) == 50
+    assert rows(folder / "killed.sqlite") == expected
+    assert run_again(folder / "killed.sqlite") == 0
+
+
+def test_two_sweeps_into_one_store_lose_nothing_and_run_nothing_twice(sweeps):
+    folder, told = sweeps
+    assert told["both"] == [0, 0]
+    assert rows(folder / "shared.sqlite") == rows(folder / "undisturbed.sqlite")
+    assert run_again(folder / "shared.sqlite") == 0
+
+
+def test_a_dead_worker_is_replaced_and_a_poisoned_experiment_stops_nobody(sweeps):
+    folder, told = sweeps
+    assert sorted(told["done"]) == [1, 7]  # one of them after a death
+    assert (folder / "died-0").read_text() == (folder / "died-1").read_text() == "!!"
+    assert told["failed"]["dies"] == "2 workers died of it, exit code -9"
+    assert told["failed"]["pec"].startswith("Traceback")
+    assert told["failed"]["pec"].endswith(
+        "ValueError: lr must be a positive number, but it is -1.0\n"
+    )
+    assert told["steps"][0] == [0, 4]
+    assert told["steps"][-1] == [4, 4]
+
+
+def test_each_worker_has_its_place_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(local.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(local, "_cores", lambda: 16)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert local.default_workers() == 8
+    assert [local._gpu(place) for place in range(4)] == ["0", "1", "0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-abc")
+    assert [local._gpu(place) for place in range(3)] == ["5", "GPU-abc", "5"]
+    monkeypatch.setattr(local, "_cores", lambda: 3)
+    assert local.default_workers() == 3
+
+
+def test_what_cannot_be_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="one worker or more, got 0"):
+        local.run_all([], Store(tmp_path / "s.sqlite"), workers=0)
+    with pytest.raises(ValueError, match="an engine out of local, ray, got 'slurm'"):
+        engine("slurm")
