@@ -96,8 +96,6 @@ def test_a_figure_is_sound(name):
     for method in figure.methods:
         assert method in METHODS or method in METHODS_TO_COME
         assert method in figures.LOOKS
-    gather, draw = figure
-    assert (gather, draw) == (figure.points, figure.draw)
 
 
 def test_an_svg_is_the_same_whenever_it_is_drawn(tmp_path):

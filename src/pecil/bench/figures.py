@@ -6,7 +6,7 @@ to come, and one of our own: accuracy against memory.
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,10 +72,6 @@ class Figure:
     """Does it show several classes a task, too?"""
     log: bool = True
     """Is the horizontal axis logarithmic?"""
-
-    def __iter__(self) -> Iterator[Callable[..., Any]]:
-        """Unpack into what gathers the points and what draws them."""
-        yield from (self.points, self.draw)
 
     def points(self, results: Iterable[Result]) -> list[Point]:
         """Gather runs whose settings are the usual ones but for what varies.
