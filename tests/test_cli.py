@@ -374,20 +374,150 @@ def test_tables_are_made_from_stored_results(tmp_path, ok, pecil):
     assert (code, out) == (0, "")
     assert re.search(r"set aside: .*broken.jsonl, line 1: ", err)
     text = (tmp_path / "results.md").read_text()
-    assert "## table1" in text
-    assert "## default_lr" in text
+    assert "* table1: " in text
+    assert "* default_lr: " in text
     code, out, _ = pecil("table", "table1", "--results", folder)
     assert code == 0
-    assert out in text
+    assert out.startswith("## table1: ")
     (folder / "broken.jsonl").unlink()
     cells = ok("table", "table1", "--results", folder)["table1"]
-    assert cells[0]["paper"] == 92.31
+    assert cells[0]["paper"] == 10.09
 
 
-@pytest.mark.parametrize("kind", ["methods", "datasets", "tables"])
+def test_run_skips_what_is_finished_unless_told_otherwise(ok, pecil, data):
+    common = ("run", "nearest_mean", "digits")
+    first = ok(*common, "--seed", 1)
+    both = ok(*common, "--seeds", 2)
+    assert both[1] == first[0]  # to the last digit of its seconds
+    assert ok(*common, "--seed", 1, "--again") != first
+    code, out, _ = pecil(*common, "--seeds", 3)
+    assert code == 0
+    assert re.search(r"seeds +0, 1, 2\nfound +0, 1 in the store\n", out)
+    (timed,) = ok(*common, "--seed", 0, "--per-task")  # the stored one has no such accuracies
+    assert len(timed["accuracy_per_class_after_task"]) == 10
+    own = ("run", "nearest_mean", data("ab", test=True))
+    assert ok(*own)[0]["seconds"] != ok(*own)[0]["seconds"]  # what a path leads to may change
+    assert len(ok("results")) == 4
+
+
+def test_passes_and_buffer_are_part_of_the_experiment(ok, pecil):
+    common = ("run", "finetuning", "digits", "--set", "hidden=[5]")
+    (once,), (twice,) = ok(*common), ok(*common, "--epochs", 2)
+    assert (once["epochs"], twice["epochs"]) == (1, 2)
+    assert once["key"] != twice["key"] == ok(*common, "--set", "epochs=2")[0]["key"]
+    code, _, err = pecil(*common, "--buffer", 5)
+    assert (code, "finetuning keeps no samples: expected a buffer of 0, got 5" in err) == (1, True)
+
+
+def test_results_are_listed_filtered_exported_and_imported(tmp_path, ok, pecil):
+    assert ok("results") == []
+    ok("run", "nearest_mean", "digits", "--seeds", 3)
+    ok("run", "slda", "digits", "--split", "5/2", "--set", "shrinkage=0.5")
+    rows = ok("results")
+    assert [row["method"] for row in rows] == ["nearest_mean"] * 3 + ["slda"]
+    assert rows[0]["confusion"] is None
+    for options, expected in (
+        (("--method", "slda"), [3]),
+        (("--seed", 1, "--seed", 2), [1, 2]),
+        (("--split", "5/2"), [3]),
+        (("--dataset", "mnist"), []),
+        (("--set", "shrinkage=0.5"), [3]),
+        (("--set", "shrinkage=0.1"), []),
+    ):
+        assert ok("results", *options) == [rows[k] for k in expected]
+    code, out, err = pecil("results", "--method", "slda")
+    assert (code, err) == (0, "")
+    assert re.fullmatch(
+        r"key +method .*\n[0-9a-f]{16}  slda  +digits +5/2 +0 +[\d.]+ %.* shrinkage=0.5\n", out
+    )
+
+    file = tmp_path / "all.jsonl"
+    told = ok("results", "--export", file, "--seed", 0)
+    assert (told["exported"], len(file.read_text().splitlines())) == (2, 2)
+    other = ("results", "--store", tmp_path / "other.sqlite")
+    assert ok(*other, "--import", file)["imported"] == 2
+    assert ok(*other) == [rows[0], rows[3]]
+    code, _, err = pecil("results", "--export", tmp_path / "all.txt")
+    assert (code, "ends in .jsonl, .csv, .parquet" in err) == (1, True)
+
+
+TINY = {  # a table whose data is at hand everywhere
+    "title": "Tiny",
+    "datasets": ["digits"],
+    "rows": [
+        {"title": "Nearest mean", "method": "nearest_mean"},
+        {"title": "SLDA", "name": "strong", "method": "slda", "settings": {"shrinkage": 0.5}},
+        {"title": "PEC", "name": "wrong", "method": "pec", "settings": {"lr": -1.0}},
+        {"title": "To come", "method": "later"},
+    ],
+}
+
+
+def test_a_sweep_fills_a_table_and_is_planned_resumed_and_reported(ok, pecil, monkeypatch):
+    from pecil.bench import tables
+
+    monkeypatch.setattr(tables, "definitions", lambda: {"tiny": TINY})
+    common = ("sweep", "tiny", "--seeds", 2, "--only", "digits/nearest_mean,digits/strong")
+    planned = ok(*common, "--plan")
+    assert (planned["to_run"], planned["finished"], planned["runs_of_unknown_time"]) == (4, 0, 4)
+    ok("run", "nearest_mean", "digits", "--seed", 2)
+    planned = ok(*common, "--plan", "--workers", 1)
+    assert (planned["to_run"], planned["finished"], planned["runs_of_unknown_time"]) == (3, 1, 2)
+    code, out, _ = pecil(*common, "--plan")
+    assert code == 0
+    assert re.search(r"time +about [\d.]+ s, and 2 runs of which nothing is known\n", out)
+
+    code, out, err = pecil("sweep", "tiny", "--seeds", 2, "--workers", 1, "--json")
+    report = json.loads(out)
+    assert (code, report["found"], len(report["done"])) == (1, 1, 3)
+    assert [(row["method"], row["seed"]) for row in report["failed"]] == [("pec", 1), ("pec", 2)]
+    assert err.count("pecil: failed: pec on digits, 10/1, seed ") == 2
+    assert err.count("Traceback") == 2
+    assert ok(*common)["found"] == 4
+    assert [len(cell["ours"]) for cell in ok("table", "tiny")["tiny"]] == [2, 2, 0, 0]
+
+
+def test_a_search_keeps_the_test_part_for_the_winner(ok, pecil):
+    common = ("search", "slda", "digits", "--grid", "shrinkage=[1.0, 0.01]", "--workers", 1)
+    found = ok(*common, "--seeds", 2)
+    weak, strong = found["tried"]
+    assert (weak["shrinkage"], strong["shrinkage"]) == (1.0, 0.01)
+    assert weak["accuracy"] < strong["accuracy"]
+    assert found["winner"] == {"shrinkage": 0.01}
+    assert [(row["seed"], row["validation"]) for row in found["results"]] == [
+        (0, False),
+        (1, False),
+    ]
+    assert [row["validation"] for row in ok("results")] == [True, True, False, False]
+    again = ok(*common)
+    assert again["results"] == found["results"][:1]
+    code, out, _ = pecil(*common)
+    assert code == 0
+    assert 'winner: {"shrinkage": 0.01}' in out
+
+
+def test_a_search_by_optuna_goes_on_where_it_stopped(ok):
+    common = ("search", "slda", "digits", "--sampler", "tpe", "--trials")
+    three, five = ok(*common, 3), ok(*common, 5)
+    assert five["tried"][:3] == three["tried"]
+    assert len({row["shrinkage"] for row in five["tried"]}) == 5
+    assert (
+        five["winner"]["shrinkage"] == max(five["tried"], key=lambda r: r["accuracy"])["shrinkage"]
+    )
+    assert len([row for row in ok("results") if row["validation"]]) == 5
+
+
+def test_the_report_is_one_page(tmp_path, ok):
+    page = tmp_path / "report.html"
+    assert ok("report", "-o", page, "--results", tmp_path)["results"] == 0
+    assert page.read_text().startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize("kind", ["methods", "datasets", "tables", "figures"])
 def test_lists(kind, ok, pecil):
     names = [row["name"] for row in ok("list", kind)]
-    assert {"methods": "whitened_pec", "datasets": "digits", "tables": "table1"}[kind] in names
+    known = {"methods": "pec", "datasets": "digits", "tables": "table1", "figures": "memory"}
+    assert known[kind] in names
     code, out, _ = pecil("list", kind)
     assert code == 0
     assert all(name in out for name in names)
@@ -447,9 +577,18 @@ def test_demo_prints_a_table_and_saves_a_plot(tmp_path, ok, pecil):
         ("run pec digits --set shuffle=true", "pec has no setting shuffle; it has"),
         ("run pec digits --save-results no/such/r.jsonl", "there is no folder no/such"),
         ("run finetuning digits --set batch_size=0", "batch_size: expected a whole number"),
-        ("table table9", "expected a table out of table1, default_lr, whitened"),
+        ("table table9", "expected a table out of table1, table2, "),
         ("table --results nothing.jsonl", "nothing.jsonl"),
-        ("figure speed", "expected a figure out of memory, got 'speed'"),
+        ("figure speed", "expected a figure out of epochs, "),
+        ("sweep table9", "expected a table out of table1, table2, "),
+        ("sweep table1 --only mnist/er", "none of these can be run yet: mnist/er"),
+        ("sweep table1 --only mars/pec", "table table1 has no cell mars/pec: expected DATASET/ROW"),
+        ("search whitened_pec digits", "there is no grid for whitened_pec: say which values"),
+        ("search pec digits --grid lr=3", "lr: expected a list of values to try, got 3"),
+        ("search pec digits --grid lrr=[3]", "pec has no setting lrr; it has"),
+        ("results --import nothing.jsonl", "there is no file of results nothing.jsonl"),
+        ("results --store foreign.pecil", "expected a store of results at foreign.pecil"),
+        ("run pec digits --store no/such.sqlite", "there is no folder no"),
         ("figure memory", "no results to draw: expected runs of whitened_pec, pec, "),
         ("figure memory -o no/such.png", "there is no folder no"),
     ],

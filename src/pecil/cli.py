@@ -235,6 +235,7 @@ def run(
         for number in (range(seeds) if seeds else seed or [0])
     ]
     kept = Store(store)
+    kept.prepare()
     found = {} if again else _finished(kept, asked, per_task)
     results = []
     with _progress(f"{method} on {dataset}") as show:
@@ -315,10 +316,11 @@ def sweep(
     if plan_only:
         _print_plan(table, parts, workers, as_json)
         return
-    carry_out = engines.engine(engine)
+    kept, carry_out = Store(store), engines.engine(engine)
+    kept.prepare()
     start = time.monotonic()
     with _progress(f"{table}, {len(to_run)} runs") as show:
-        report = carry_out(to_run, Store(store), workers=workers, progress=show)
+        report = carry_out(to_run, kept, workers=workers, progress=show)
     _print_report(
         {
             "table": table,
@@ -434,6 +436,7 @@ def search(
     values = {k: v for k, v in grid_for(method, _parsed(grid)).items() if k not in fixed}
     options = {"split": split, "seed": seed, "epochs": epochs, "buffer": buffer} | fixed
     report = Report(())
+    kept.prepare()
     with _progress(f"{method} on {dataset}, search") as show:
         if sampler is Sampler.TPE:
 

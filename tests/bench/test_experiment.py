@@ -1,13 +1,14 @@
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import resources
 
 import numpy as np
 import pytest
 
 from pecil.bench import Experiment, planned, run
-from pecil.bench.experiment import settings_for
-from pecil.data import DATASETS
+from pecil.bench.experiment import held_out, settings_for
+from pecil.data import DATASETS, load
 from pecil.methods import METHODS
 
 SMALL = {"teacher_width": 100, "student_width": 4, "output_dim": 10}
@@ -144,6 +145,67 @@ def test_a_result_is_complete():
     assert set(result.versions) == {"pecil", "torch", "numpy", "python"}
     assert result.device.startswith("cpu")
     assert shown[-1][0] == shown[-1][1]
+
+
+def test_later_fields_change_the_key_only_where_they_differ_from_what_was_the_rule():
+    first = planned("finetuning", "digits")
+    others = [
+        planned("finetuning", "digits", epochs=2),
+        planned("finetuning", "digits", validation=True),
+        replace(first, buffer=5),
+    ]
+    assert len({first.key, *(other.key for other in others)}) == 4
+    plain = Experiment("pec", "digits", settings={"lr": 0.01}, epochs=1, buffer=0)
+    assert plain.key == Experiment("pec", "digits", settings={"lr": 0.01}).key
+    assert first.kind == replace(first, seed=3).kind != others[0].kind
+
+
+def test_epochs_are_passes_over_each_task():
+    common = {"hidden": [5], "lr": 0.01}
+    few, many = (run(planned("finetuning", "digits", "joint", epochs=n, **common)) for n in (1, 5))
+    assert few.accuracy < many.accuracy
+    with pytest.raises(ValueError, match="epochs: expected a whole number of at least 1, got 0"):
+        planned("pec", "digits", epochs=0)
+    with pytest.raises(ValueError, match="pec keeps no samples: expected a buffer of 0, got 5"):
+        planned("pec", "digits", buffer=5)
+
+
+def test_a_result_tells_forgetting_confusion_memory_and_operations():
+    result = run(planned("finetuning", "digits", hidden=[20], lr=0.01), device="cpu", per_task=True)
+    after = result.accuracy_per_class_after_task
+    assert [len(marks) for marks in after] == list(range(1, 11))
+    assert after[-1] == result.accuracy_per_class
+    assert result.average_anytime_accuracy == pytest.approx(np.mean(result.accuracy_after_task))
+    lost = [max(marks.get(str(c), 0) for marks in after[:-1]) - after[-1][str(c)] for c in range(9)]
+    assert result.forgetting == pytest.approx(np.mean(lost))
+    assert result.forgetting > 0.5
+    confusion = np.array(result.confusion)
+    assert confusion.sum() == 355
+    assert np.trace(confusion) / 355 == pytest.approx(result.accuracy)
+    assert confusion[:, 9].sum() > 200  # what came last
+    assert result.macs == 64 * 20 + 20 * 10
+    assert (result.buffer_size, result.peak_memory >= 0) == (0, True)
+    alone = run(planned("finetuning", "digits", hidden=[20], lr=0.01), device="cpu")
+    assert (alone.forgetting, alone.accuracy) == (None, result.accuracy)
+    together = run(planned("nearest_mean", "digits", "joint"), device="cpu", per_task=True)
+    assert together.forgetting is None
+
+
+def test_held_out_samples_are_a_tenth_of_the_training_part_and_depend_on_the_seed():
+    digits = load("digits")
+    one, same, other = (held_out(digits, seed) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one.test_x, same.test_x)
+    assert not np.array_equal(one.test_x, other.test_x)
+    counts = np.bincount(digits.train_y)
+    np.testing.assert_array_equal(np.bincount(one.test_y), counts // 10)
+    whole = np.concatenate([one.train_x, one.test_x]).reshape(len(digits.train_x), -1)
+    np.testing.assert_array_equal(
+        np.sort(whole, axis=0), np.sort(digits.train_x.reshape(len(whole), -1), axis=0)
+    )
+    with pytest.raises(ValueError, match="a class with 10 samples or more"):
+        held_out(replace(digits, train_x=digits.train_x[:9], train_y=digits.train_y[:9]), 0)
+    result = run(planned("nearest_mean", "digits", validation=True), device="cpu")
+    assert np.sum(result.confusion) == len(one.test_y)
 
 
 def test_pec_learns_the_same_from_any_split_and_in_any_portions():

@@ -478,7 +478,7 @@ def _macs(learner: Learner, x: Array) -> int | None:
     """Count what one sample more costs, products of matrices and convolutions."""
     counts = []
     for n in (1, 2):
-        with _Counter() as counter:
+        with _Counter() as counter:  # type: ignore[no-untyped-call]
             learner.scores(x[:n])
         counts.append(counter.flops)
     return (counts[1] - counts[0]) // 2 or None
@@ -491,9 +491,7 @@ class _Counter(TorchDispatchMode):
     longer than many a run.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.flops = 0
+    flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

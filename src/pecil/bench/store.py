@@ -100,6 +100,15 @@ class Store:
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.path = Path(path or os.environ.get("PECIL_STORE") or DEFAULT)
 
+    def prepare(self) -> None:
+        """Refuse a path where nothing can be written; make the folder if it is the default."""
+        if self.path == DEFAULT:
+            self.path.parent.mkdir(exist_ok=True)
+        if not self.path.parent.is_dir():
+            raise FileNotFoundError(
+                f"cannot write {self.path}: there is no folder {self.path.parent}"
+            )
+
     def add(self, *results: Result) -> None:
         """Add results, all of them or none, whatever was there of the same experiments."""
         rows = [_packed(result) for result in results]
@@ -186,7 +195,7 @@ class Store:
         if fcntl is None:
             yield True
             return
-        self._check_folder()
+        self.prepare()
         with open(f"{self.path}.claims", "ab") as file:
             try:
                 how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
@@ -213,7 +222,7 @@ class Store:
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """Yield the database in a transaction of one's own, which a failure undoes."""
-        self._check_folder()
+        self.prepare()
         with self._opened() as database:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("BEGIN IMMEDIATE")
@@ -244,15 +253,6 @@ class Store:
             raise OSError(f"{self.path}: {error}") from error
         except sqlite3.DatabaseError as error:
             raise ValueError(f"expected a store of results at {self.path}: {error}") from error
-
-    def _check_folder(self) -> None:
-        """Make the default folder; any other has to be there."""
-        if self.path == DEFAULT:
-            self.path.parent.mkdir(exist_ok=True)
-        if not self.path.parent.is_dir():
-            raise FileNotFoundError(
-                f"cannot write {self.path}: there is no folder {self.path.parent}"
-            )
 
 
 def _packed(result: Result) -> tuple[str, str, int, bytes]:

@@ -1,0 +1,76 @@
+from dataclasses import replace
+
+import pytest
+
+from pecil.bench import Result, planned
+from pecil.bench.search import best, candidates, grid_for, winner
+from pecil.bench.sweeps import experiments, plan
+from pecil.data import DATASETS
+from pecil.methods import METHODS
+
+
+def result(experiment, seconds=1.0, device="cpu: x86_64", accuracy=0.5):
+    return Result(experiment, accuracy, {}, [], {"fit": seconds}, 1, device, {})
+
+
+def test_a_table_becomes_the_experiments_that_can_be_run():
+    asked = experiments("table1", seeds=2)
+    assert {experiment.seed for experiment in asked} == {1, 2}
+    assert len({experiment.key for experiment in asked}) == len(asked)
+    for experiment in asked:
+        assert METHODS[experiment.method].supports(DATASETS[experiment.dataset].shape)
+    datasets = [experiment.dataset for experiment in asked]
+    assert datasets == sorted(datasets, key=list(dict.fromkeys(datasets)).index)
+
+
+def test_only_the_cells_that_are_named():
+    (joint,) = experiments("table1", ["mnist/joint_50ep"], seeds=1)
+    assert (joint.method, joint.split, joint.epochs, joint.seed) == ("joint", "joint", 50, 1)
+    pair = experiments("table1", ["mnist/pec", "cifar10/slda"], seeds=1)
+    assert [(e.dataset, e.method) for e in pair] == [("mnist", "pec"), ("cifar10", "slda")]
+    both = experiments("table1", ["mnist/joint"], seeds=1)  # by the method: all of its rows
+    assert {experiment.epochs for experiment in both} == {1, 50}
+    assert {e.dataset for e in experiments("table1", ["*/pec"], seeds=1)} >= {"mnist", "cifar100"}
+    assert experiments("table2", ["mnist/finetuning"], seeds=1)[0].split == "5/2"
+    with pytest.raises(ValueError, match="has no cell pec: expected DATASET/ROW with a dataset"):
+        experiments("table1", ["pec"])
+    with pytest.raises(ValueError, match="one seed or more, got 0"):
+        experiments("table1", seeds=0)
+
+
+def test_a_plan_leaves_out_what_is_finished_and_learns_from_the_past():
+    asked = experiments("table1", ["mnist/pec", "mnist/joint_50ep", "mnist/slda"], seeds=3)
+    pec, joint = (next(e for e in asked if e.method == method) for method in ("pec", "joint"))
+    past = [
+        result(pec, seconds=4),
+        result(replace(pec, seed=9), seconds=6),
+        result(replace(pec, seed=8), seconds=900, device="cuda: fast"),
+        result(planned("joint", "mnist"), seconds=2),
+    ]
+    to_run, parts = plan(asked, past)
+    assert len(to_run) == 8
+    found = {part.experiment.method: part for part in parts}
+    assert (found["pec"].to_run, found["pec"].finished, found["pec"].seconds) == (2, 1, 5)
+    assert found["joint"].seconds == 100  # 50 passes
+    assert found["slda"].seconds is None
+    assert joint in to_run
+
+
+@pytest.mark.parametrize("method", ["pec", "slda", "finetuning", "joint"])
+def test_grids_have_settings_that_exist(method):
+    assert set(grid_for(method)) <= set(METHODS[method].settings)
+
+
+def test_a_grid_is_the_papers_unless_told_otherwise():
+    assert len(candidates(grid_for("pec"), "pec", "mnist")) == 7
+    assert len(candidates(grid_for("slda"), "slda", "mnist")) == 10
+    asked = candidates(grid_for("finetuning", {"lr": [0.1]}), "finetuning", "mnist", split="5/2")
+    assert len(asked) == 3 * 2
+    assert all(e.validation and e.split == "5/2" and e.settings["lr"] == 0.1 for e in asked)
+
+
+def test_the_first_of_the_best_wins_and_is_run_on_all_data():
+    asked = candidates({"lr": [0.1, 0.2, 0.3]}, "pec", "mnist", seed=4)
+    accuracies = zip(asked, (0.5, 0.9, 0.9), strict=True)
+    found = winner(best(result(e, accuracy=a) for e, a in accuracies), seed=7)
+    assert found == planned("pec", "mnist", seed=7, lr=0.2)
