@@ -171,36 +171,37 @@ def test_shares_keep_the_order_and_are_about_equal(workers):
 def test_a_node_dies_in_the_middle(cluster, store, tmp_path, monkeypatch):
     """The last of the tests: it leaves a cluster of one node."""
     victim = min(cluster.worker_nodes, key=lambda node: node.node_id)
-    doomed, full = victim.node_id, tmp_path / "full"
+    doomed, used, stuck = victim.node_id, tmp_path / "used", tmp_path / "stuck"
 
     def before(experiment):
-        """Finish one experiment on the doomed node, then get stuck there."""
+        """Finish one experiment on the doomed node, get stuck in the next; elsewhere, wait."""
         import ray
 
-        if ray.get_runtime_context().get_node_id() == doomed:
-            try:
-                full.mkdir()
-            except FileExistsError:
-                time.sleep(60)
+        here = ray.get_runtime_context().get_node_id() == doomed
+        if here and not used.exists():
+            used.touch()
+        elif here:
+            stuck.touch()
+            time.sleep(600)
+        while not (here or stuck.exists()):
+            time.sleep(0.05)
 
     noted, read = observed(tmp_path, before)
 
     def progress(over, total):
-        """Kill the node once it has finished one experiment and is stuck in another."""
-        there = Counter(event for event, _, node in read() if node == doomed)
-        if there["end"] and there["start"] > there["end"] and victim in cluster.worker_nodes:
+        if stuck.exists() and victim in cluster.worker_nodes:
             cluster.remove_node(victim, allow_graceful=False)
 
     monkeypatch.setattr(engine, "run", noted)
-    plan = experiments(8)
+    plan = experiments(5)
     report = engine.run_all(plan, store, progress=progress)
     assert victim not in cluster.worker_nodes
     assert not report.failed and set(report.done) == {one.key for one in plan}
-    assert sorted(r.experiment.seed for r in store.results()) == list(range(8))
+    assert sorted(r.experiment.seed for r in store.results()) == list(range(5))
     ends = Counter(seed for event, seed, _ in read() if event == "end")
-    assert ends == dict.fromkeys(range(8), 1)  # none twice, also of those on the dead node
+    assert ends == dict.fromkeys(range(5), 1)  # none twice, also of those on the dead node
     starts = Counter(seed for event, seed, _ in read() if event == "start")
-    assert sorted(starts.values()) == [1] * 7 + [2]  # the one it was stuck in
+    assert sorted(starts.values()) == [1] * 4 + [2]  # the one it was stuck in
 
     engine.run_all(plan, store)
     assert len([event for event, _, _ in read() if event == "start"]) == sum(starts.values())

@@ -34,6 +34,7 @@ BLOCK = 4096  # samples of an array that travel together
 
 Batch = dict[str, NDArray[Any]]
 Model = TypeVar("Model", PEC, WhitenedPEC)
+Teachers = dict[tuple[int, ...], Any]  # by the shape of their inputs
 
 
 # --- many experiments -----------------------------------------------------------------------
@@ -324,29 +325,32 @@ Parts = Generator[_Part | str, None, None]
 """A text instead of a part says what was wrong."""
 
 
-def _merged(estimator: Any, parts: Parts) -> Any:
+def _merged(estimator: Any, parts: Iterable[_Part | str]) -> Any:
     """Merge parts, as they come, into one model."""
     model: Any = None
+    teachers: Teachers = {}
     for part in parts:
         if isinstance(part, str):
             raise ValueError(part)
-        if model is None:
-            model = part.put_into(_empty(estimator, part.input_shape))
-        else:
-            shares = isinstance(model, WhitenedPEC) and part.input_shape == model.input_shape_
-            empty = model._twin() if shares else _empty(estimator, part.input_shape)
-            model.merge(part.put_into(empty))
+        empty = clone(estimator)
+        empty.input_shape_, empty.n_features_in_ = part.input_shape, math.prod(part.input_shape)
+        _begin(empty, teachers)
+        filled = part.put_into(empty)
+        model = filled if model is None else model.merge(filled)
     if model is None:
         raise ValueError("expected at least one sample, but the dataset is empty")
     return model
 
 
-def _empty(estimator: Any, input_shape: tuple[int, ...]) -> Any:
-    """Return a model that has its teacher, and no classes."""
-    model = clone(estimator)
-    model.input_shape_, model.n_features_in_ = input_shape, math.prod(input_shape)
-    model._start()
-    return model
+def _begin(model: Any, teachers: Teachers) -> None:
+    """Let a model start, with a teacher drawn before if there is one for its inputs."""
+    if model.input_shape_ in teachers:
+        model._set_up()
+        model._begin(teachers[model.input_shape_])
+    else:
+        model._start()
+        if isinstance(model, WhitenedPEC):
+            teachers[model.input_shape_] = model._teacher
 
 
 def _of_batches(crew: _Crew, data: _Data) -> Parts:
@@ -370,7 +374,7 @@ class _Learner:
 
     def __init__(self, data: _Data) -> None:
         self.data = data
-        self.empty: Any = None
+        self.teachers: Teachers = {}
 
     def __call__(self, batch: Batch) -> dict[str, list[bytes]]:
         try:
@@ -380,12 +384,10 @@ class _Learner:
         return {"part": [pickle.dumps(part)]}
 
     def learned(self, x: NDArray[Any], labels: list[Any]) -> Any:
-        if self.empty is None:
-            model = clone(self.data.estimator).fit(x, labels)
-            self.empty = model._twin()
-            return model
-        raw = check_samples(self.empty, x, reset=False, layout=self.empty.channels)
-        return self.empty._twin()._take_in(raw, grouped(labels))
+        model = clone(self.data.estimator)
+        raw = check_samples(model, x, reset=True, layout=model.channels)
+        _begin(model, self.teachers)
+        return model._take_in(raw, grouped(labels))
 
 
 def _of_classes(crew: _Crew, data: _Data) -> Parts:
