@@ -460,7 +460,7 @@ class WhitenedPEC(ErrorClassifier):
         matrix = torch.zeros(self.dim_, self.dim_)
         for k, row in enumerate(tensors["scatter"].split(list(range(1, self.dim_ + 1)))):
             matrix[k, : k + 1] = row
-            matrix[:k, k] = row[:-1]
+        matrix += matrix.tril(-1).T
         self._losses, self._measured = np.asarray(values["losses"]), values["measured"]
         self._scatter.gauged = values["gauged"]
         self._scatter.restore(
