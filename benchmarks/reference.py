@@ -1,16 +1,20 @@
 """PEC written down plainly: what :class:`pecil.PEC` must equal, and be faster than.
 
-One module and one Adam per class, one sample per step, the teacher run anew for every
-sample in training and, in scoring, for every image and every class: the arithmetic and
-the order of work of the method's released code, with nothing shared, stacked or batched.
+One module, one Adam and one schedule per class, samples one by one from a ``DataLoader``,
+the teacher run anew for every sample in training (and its outputs detached) and, in scoring,
+for every image and every class: the arithmetic and the order of work of the method's released
+code, with nothing shared, stacked or batched.
 """
 
 import copy
 from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim.lr_scheduler import ExponentialLR, LRScheduler, PolynomialLR
+from torch.utils.data import DataLoader
 
 
 def mlp(features: int, width: int, outputs: int) -> nn.Sequential:
@@ -62,7 +66,7 @@ class ReferencePEC:
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        self.teacher = teacher.requires_grad_(False)
+        self.teacher = teacher
         self.start = student
         self.lr = lr
         self.counts = counts
@@ -70,29 +74,34 @@ class ReferencePEC:
         self.eps = eps
         self.students: dict[Hashable, nn.Module] = {}
         self.optimizers: dict[Hashable, torch.optim.Adam] = {}
-        self.steps: dict[Hashable, int] = {}
+        self.schedules: dict[Hashable, LRScheduler] = {}
 
     def learn(self, x: Tensor, label: Hashable) -> None:
         """One Adam step of the label's student, on one sample (1, ...)."""
         if label not in self.students:
-            student = self.students[label] = copy.deepcopy(self.start)
-            self.optimizers[label] = torch.optim.Adam(
-                student.parameters(), self.lr, self.betas, self.eps
-            )
-            self.steps[label] = 0
+            self._start(label)
         optimizer = self.optimizers[label]
-        if self.counts is not None:
-            optimizer.param_groups[0]["lr"] = self.lr * (1 - self.steps[label] / self.counts[label])
-        loss = functional.mse_loss(self.students[label](x), self.teacher(x))
         optimizer.zero_grad()
+        loss = functional.mse_loss(self.students[label](x), self.teacher(x).detach())
         loss.backward()
         optimizer.step()
-        self.steps[label] += 1
+        self.schedules[label].step()
+
+    def _start(self, label: Hashable) -> None:
+        student = self.students[label] = copy.deepcopy(self.start)
+        optimizer = torch.optim.Adam(student.parameters(), self.lr, self.betas, self.eps)
+        self.optimizers[label] = optimizer
+        self.schedules[label] = (
+            ExponentialLR(optimizer, gamma=1.0)
+            if self.counts is None
+            else PolynomialLR(optimizer, self.counts[label])
+        )
 
     def fit(self, x: Tensor, y: Iterable[Hashable]) -> "ReferencePEC":
         """Learn the samples (n, ...) one by one, in the order given."""
-        for sample, label in zip(x[:, None], y, strict=True):
-            self.learn(sample, label)
+        pairs: Any = list(zip(x, y, strict=True))
+        for sample, label in DataLoader(pairs, batch_size=1):
+            self.learn(sample, label[0] if isinstance(label, list | tuple) else label.item())
         return self
 
     @torch.no_grad()

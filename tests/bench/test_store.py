@@ -255,3 +255,18 @@ with Store(sys.argv[1]).claim(sys.argv[2]) as ours:
         other.kill()
         with kept.claim(key, wait=True) as ours:
             assert ours
+
+
+def test_of_two_that_make_the_store_the_first_one_s_file_stays(tmp_path, monkeypatch):
+    first, link = store.Store(tmp_path / "store.sqlite"), os.link
+
+    def too_late(made, path):
+        monkeypatch.setattr(os, "link", link)
+        first.add(whole(1))
+        link(made, path)
+
+    monkeypatch.setattr(os, "link", too_late)
+    second = store.Store(first.path)
+    second.add(whole(2))
+    assert [one.experiment.seed for one in second.results()] == [1, 2]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

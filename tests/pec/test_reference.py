@@ -160,7 +160,7 @@ class OneStepLate(ReferencePEC):
 
     def learn(self, x, label):
         super().learn(x, label)
-        if self.steps[label] > 1:
+        if self.schedules[label].last_epoch > 1:
             return
         for state in self.optimizers[label].state.values():
             state["step"].fill_(0)

@@ -20,9 +20,10 @@ import csv
 import json
 import os
 import sqlite3
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,6 @@ DETAILS = ("confusion", "accuracy_per_class_after_task")  # as long as all else 
 PAGE = 1000  # rows read at a time
 PATIENCE = 120  # seconds to wait for other writers
 KINDS = (".jsonl", ".csv", ".parquet")
-READY = "SELECT 1 FROM sqlite_master WHERE name = 'results'"
 SCHEMA = """
 CREATE TABLE results (
     number INTEGER PRIMARY KEY AUTOINCREMENT,  -- in the order in which they came
@@ -223,22 +223,32 @@ class Store:
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """Yield the database in a transaction of one's own, which a failure undoes."""
         self.prepare()
+        if not self.path.exists():
+            self._create()
         with self._opened() as database:
-            database.execute("PRAGMA journal_mode = WAL")
             database.execute("BEGIN IMMEDIATE")
-            if not database.execute(READY).fetchone():
-                for statement in SCHEMA.split(";"):
-                    database.execute(statement)
             yield database
             database.execute("COMMIT")
+
+    def _create(self) -> None:
+        """Make an empty store under another name and give it its own in one step.
+
+        Of several processes that do so at once one is the first, and all use its file. None
+        may turn a file that others have open into WAL mode: SQLite refuses without waiting.
+        """
+        with tempfile.TemporaryDirectory(dir=self.path.parent, prefix=".store-") as folder:
+            made = Path(folder, "new.sqlite")
+            with closing(sqlite3.connect(made)) as database:
+                database.execute("PRAGMA journal_mode = WAL")
+                database.executescript(SCHEMA)
+            with suppress(FileExistsError):
+                os.link(made, self.path)
 
     def _read(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         """Return what a query finds: nothing where there is no store yet."""
         if not self.path.exists():
             return []
         with self._opened() as database:
-            if not database.execute(READY).fetchone():
-                return []  # the first writer is about to make it
             return database.execute(query, values).fetchall()
 
     @contextmanager
