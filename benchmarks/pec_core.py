@@ -198,8 +198,8 @@ Written by `python benchmarks/pec_core.py`; the figures are kept in `results/spe
 
 `pecil.PEC` next to a plain PEC (`benchmarks/reference.py`: one module, one Adam and one schedule
 per class, samples one by one from a `DataLoader`, the teacher run for every sample in training
-and for every image and class in scoring), both measured in the same run, each in a process of its own, in float32. The two
-give the same students (`tests/pec/test_reference.py`).
+and for every image and class in scoring), both measured in the same run, each in a process of its
+own, in float32. The two give the same students (`tests/pec/test_reference.py`).
 
 - The reference is slow, so it is timed on fewer samples, after one step of each class. Its data
   are brought into shape beforehand; for `pecil`, whatever is done to the raw images counts.

@@ -154,8 +154,21 @@ class Architecture:
         Features (n, f), or for "conv" the 3×3 patches (n, 9·channels, positions).
         """
         if self.kind == "conv":
-            return F.unfold(x.view(-1, *self.input_shape), 3, padding=1)
+            cut = self._cut(x)
+            return cut.permute(0, 1, 4, 5, 2, 3).flatten(1, 3).flatten(2)
         return x.reshape(len(x), -1)
+
+    def patches(self, x: Tensor) -> Tensor:
+        """Turn samples into 3×3 patches (n, positions, 9·channels)."""
+        return self._cut(x).permute(0, 2, 3, 1, 4, 5).flatten(1, 2).flatten(2).contiguous()
+
+    def _cut(self, x: Tensor) -> Tensor:
+        return cut(F.pad(x.view(-1, *self.input_shape), (1, 1, 1, 1)), 3)
+
+
+def cut(x: Tensor, size: int, stride: int = 1) -> Tensor:
+    """View images (n, c, h, w) as patches (n, c, rows, columns, size, size)."""
+    return x.unfold(2, size, stride).unfold(3, size, stride)
 
 
 def cached(device: torch.device) -> int:
@@ -525,7 +538,7 @@ class Teacher:
         out = x.new_empty(len(x), arch.output_dim)
         for part, target in zip(x.split(rows), out.split(rows), strict=True):
             maps = pooled[: len(part)]
-            patches = arch.inputs(part).transpose(1, 2).contiguous()  # (n, positions, 9c)
+            patches = arch.patches(part)  # (n, positions, 9c)
             patches -= patches.mean(1, keepdim=True)
             (self._pool_in_cache if cpu else self._pool)(patches, maps)
             maps *= (self._variances(patches) + EPS).rsqrt_().unsqueeze(1)

@@ -19,13 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pecil.pec.networks import cached, most, pooling
+from pecil.pec.networks import cached, cut, most, pooling
 from pecil.pec.pictures import dead_leaves, strokes
 
 CONTRAST = 0.01  # added to a patch's variance: flat patches are not blown up
-PICTURES, PATCHES = 400, 50_000  # synthetic pictures behind the filters, patches taken from them
+PICTURES, PATCHES = 150, 50_000  # synthetic pictures behind the filters, patches taken from them
 LIVELY = 0.05  # variance of a patch that may become a filter
 LARGE = 64  # pixels of a side from which on images are reduced
+ON_GPU = 2**27  # floats of responses held at a time
 PROBES = 32  # outputs that tell teachers apart
 
 
@@ -187,12 +188,12 @@ class Filters:
     --------
     >>> teacher = Filters().teacher((3, 32, 32), 1000, seed=0, device=torch.device("cpu"))
     >>> teacher(torch.rand(2, 3, 32, 32)).shape
-    torch.Size([2, 978])
+    torch.Size([2, 972])
     """
 
     prior: str = "leaves"
     draw: str = "patches"
-    sizes: tuple[int, ...] = (3, 5, 7)
+    sizes: tuple[int, ...] = (3, 5)
     grids: tuple[int, ...] = (1, 2, 3)
     ridge: float = 0.3
     threshold: float = 0.3
@@ -334,15 +335,16 @@ class _Filters:
         out = x.new_empty(len(x), self.output_dim)
         positions = x.shape[2] * x.shape[3] // self.reduce**2
         widest = max(max(bank.weight.shape) for bank in self.banks)
-        rows = max(1, min(len(x), cached(x.device) // (positions * widest)))
+        room = cached(x.device) if x.device.type == "cpu" else ON_GPU
+        rows = max(1, min(len(x), room // (positions * widest)))
         features = x.new_empty(rows, self.features)
-        room = x.new_empty(rows * positions * widest)  # used again: fresh memory is slow
+        maps = x.new_empty(rows * positions * widest)  # used again: fresh memory is slow
         with torch.no_grad():
             for part, target in zip(x.split(rows), out.split(rows), strict=True):
                 if self.reduce > 1:
                     small = (x.shape[2] // self.reduce, x.shape[3] // self.reduce)
                     part = F.adaptive_avg_pool2d(part, small)
-                self._features(part, features[: len(part)], room)
+                self._features(part, features[: len(part)], maps)
                 if self.mix is None:
                     target.copy_(features[: len(part)])
                 else:
@@ -353,7 +355,7 @@ class _Filters:
         start, (_, _, height, width) = 0, x.shape
         for bank in self.banks:
             shape = (height - bank.size + 1, width - bank.size + 1)
-            patches = _normalised(F.unfold(x, bank.size).transpose(1, 2))
+            patches = _normalised(_patches(x, bank.size))
             n, positions, filters = *patches.shape[:2], bank.weight.shape[1]
             z = room[: n * positions * filters].view(n * positions, filters)
             torch.mm(patches.view(n * positions, -1), bank.weight, out=z)
@@ -419,7 +421,7 @@ class _Prior:
 
     def _patches(self, size: int) -> tuple[Tensor, Tensor]:
         """Return lively patches of the pictures, normalised, and the covariance of all."""
-        patches = F.unfold(self.pictures, size, stride=2).transpose(1, 2).flatten(0, 1)
+        patches = _patches(self.pictures, size, stride=2).flatten(0, 1)
         order = torch.randperm(len(patches), generator=self.generator)[:PATCHES]
         patches = patches[order]
         lively = patches.var(1) > LIVELY
@@ -435,9 +437,14 @@ def _between(value: Any, least: float, most_of: float) -> bool:
     return isinstance(value, int | float) and least < value < most_of
 
 
+def _patches(x: Tensor, size: int, stride: int = 1) -> Tensor:
+    """Cut images (n, c, h, w) into patches (n, positions, c·k²)."""
+    return cut(x, size, stride).permute(0, 2, 3, 1, 4, 5).flatten(1, 2).flatten(2)
+
+
 def _normalised(patches: Tensor) -> Tensor:
     """Centre patches (n, positions, length) and divide them by their contrast."""
-    patches = patches.contiguous().sub_(patches.mean(2, keepdim=True))
+    patches = patches - patches.mean(2, keepdim=True)
     contrast = patches.square().mean(2, keepdim=True).add_(CONTRAST).rsqrt_()
     return patches.mul_(contrast)
 
