@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 import pec_core
@@ -151,9 +150,11 @@ def measure_pec(setting: Setting, name: str, device: str) -> Figures:
 
 
 def measure_lda(setting: Setting, name: str, device: str, **options: Any) -> Figures:
-    """Time scikit-learn, on the CPU, on features from the device."""
-    if options["solver"] == "svd" and not setting.svd:
+    """Time scikit-learn, which knows the CPU only, on the same features."""
+    if device != "cpu" or (options["solver"] == "svd" and not setting.svd):
         return {}
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
     part = part_of(read_data(name), setting.fit, setting.score)
     n, m = len(part.x), len(part.test_x)
     memory = PeakMemory("cpu")
@@ -256,7 +257,7 @@ own, in float32; with `--rounds`, in turn, and the best of each counts.
   has D = {DIM:,} then, and the teacher "relu" of the pixels; a "single image" goes through the
   teacher for images instead. PEC is as in the paper. A pair is one update, one prediction.
 - On a GPU rates are those of a second run in the same process; the first also starts CUDA
-  and compiles. scikit-learn runs on the CPU beside it, on features from the GPU.
+  and compiles. scikit-learn runs on the CPU alone.
 """
 COLUMNS = ("", "WhitenedPEC", "PEC", "LDA, lsqr", "LDA, svd", "target")
 SIDES: dict[str, Callable[..., Figures]] = {

@@ -208,8 +208,10 @@ def test_the_gauge_is_rarely_made_anew(factorised):
     x, y = samples(1000, classes=2)
     made, new = summary(x[:10], y[:10]), []
     for k in range(10, 1000):
-        factor, renewed = made.gauge(None)
-        new.append(renewed)
+        gauged = made.gauged
+        factor, counts = made.gauge(None)
+        assert counts == (1 if made.gauged == gauged else gauged / made.total)
+        new.append(counts < 1)
         np.testing.assert_allclose(
             factor.means @ factor.lower @ factor.lower.T, made.means.double(), rtol=1e-6
         )

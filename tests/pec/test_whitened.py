@@ -66,7 +66,7 @@ def everything(model):
     return (
         [tensor.numpy().tobytes() for tensor in tensors],
         (scatter.counts[:], scatter.total, model.samples_seen_, model.classes_.tolist()),
-        ([errors.tolist() for errors in model._recent], model._losses.tolist()),
+        ([errors.tolist() for errors in model._recent], model._excess.tolist()),
         (model.input_shape_, model._teacher.checksum, getattr(model, "threshold_", None)),
     )
 
@@ -1005,7 +1005,7 @@ def test_a_file_holds_the_triangle_and_the_means(clusters, file):
         assert content.get_tensor("scatter").shape == (30 * 31 // 2,)
     about = saving.describe(file)
     assert about["model"] == "WhitenedPEC" and set(about["labels"]) == {"a", "b", "c"}
-    assert (about["total"], len(about["losses"])) == (60, 60) and 0 < about["gauged"] <= 60
+    assert (about["total"], len(about["excess"])) == (60, 60) and 0 < about["gauged"] <= 60
 
 
 def test_a_copy_is_a_model_of_its_own(clusters):

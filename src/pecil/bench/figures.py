@@ -29,7 +29,10 @@ LOOKS: dict[str, dict[str, Any]] = {  # told apart by line and marker as well as
     "er": {"color": "#b03060", "linestyle": "-", "marker": "X"},
     "derpp": {"color": "#1f8a8a", "linestyle": "-", "marker": "h"},
 }
-SIZES = ("memory", "dim", "student_width", "output_dim", "budget")  # settings that set a size
+SIZES = (  # settings that set a size
+    *("memory", "dim"),
+    *("student_width", "teacher_width", "output_dim", "pool", "budget"),
+)
 COLUMNS = 3  # panels side by side
 DECADE, LEAST = 10, 5  # what axes reach at the least: a factor, and percents of accuracy
 BUFFER = 500  # samples, for the methods that replay
@@ -250,7 +253,7 @@ FIGURES: Mapping[str, Figure] = {
             lambda result: result.n_parameters,
             SIZES,
             methods=("whitened_pec", "pec", "randumb", "slda", "nearest_mean"),
-            datasets=tuple(DATASETS),
+            datasets=("mnist", "cifar10", "cifar100"),
             tuned=(),
             several=False,
         ),

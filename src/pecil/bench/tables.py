@@ -86,7 +86,8 @@ class Cell:
     """By run; empty where nothing was run."""
     paper: float | None
     """None where the paper has no number."""
-    paper_error: float = 0.0
+    paper_error: float | None = None
+    """None where the paper does not tell."""
     notes: tuple[str, ...] = ()
     """What has to be known about the data of our runs."""
     to_run: bool = True
@@ -119,7 +120,7 @@ class Cell:
         """
         if not self.ours or self.paper is None:
             return None
-        combined = float(np.hypot(self.error, self.paper_error))
+        combined = float(np.hypot(self.error, self.paper_error or 0.0))
         allowed = MEASURES[self.measure].tolerance(self.paper, combined)
         return abs(self.mean - self.paper) <= allowed
 
@@ -138,7 +139,8 @@ class Cell:
         if self.paper is None:
             return ""
         text = MEASURES[self.measure].text(self.paper)
-        return f"{text} ± {self.paper_error:.2f}" if self.measure == "accuracy" else text
+        known = self.measure == "accuracy" and self.paper_error is not None
+        return f"{text} ± {self.paper_error:.2f}" if known else text
 
     @property
     def difference_text(self) -> str:
@@ -240,7 +242,7 @@ def cells(name: str, results: Iterable[Result] | Runs) -> list[Cell]:
 
 def _cell(table: Mapping[str, Any], row: Mapping[str, Any], place: int, runs: Runs) -> Cell:
     dataset, measure = table["datasets"][place], table.get("measure", "accuracy")
-    number, error = (row["paper"][place] if "paper" in row else ()) or (None, 0.0)
+    number, error = [*(row["paper"][place] if "paper" in row else ()), None, None][:2]
     experiment = _experiment(table, row, place)
     found = runs.get(experiment.kind, ()) if experiment else ()
     measured = [(run, value) for run in found if (value := MEASURES[measure].of(run)) is not None]

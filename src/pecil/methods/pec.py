@@ -55,6 +55,11 @@ class PECLearner:
         return self.pec.n_parameters_
 
     @property
+    def macs(self) -> int | None:
+        """Operations for one sample: each teacher's, and those of every class's student."""
+        return self.pec.macs_
+
+    @property
     def device(self) -> torch.device:
         """Where the learner computes."""
         return self.pec.device_

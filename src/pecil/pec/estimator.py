@@ -474,6 +474,18 @@ class PEC(ErrorClassifier):
             d * (d + 1) // 2 for d in dims
         )
 
+    @property
+    def macs_(self) -> int | None:
+        """Multiply-accumulate operations to classify one sample; None with a callable teacher."""
+        check_is_fitted(self, "classes_")
+        total = 0
+        for pair in self._pairs:
+            if isinstance(pair.teacher, CustomTeacher):
+                return None
+            total += pair.teacher.architecture.macs
+            total += len(self._labels) * pair.students.architecture.macs
+        return total
+
     def _start(self) -> None:
         """Draw teachers and the students' common starting point."""
         self._set_up()

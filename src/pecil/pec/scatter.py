@@ -29,7 +29,7 @@ from torch import Tensor
 
 ROWS = 4096  # samples added to the scatter at a time
 FEWEST_WAITING = 256
-GROWN = 1.5  # samples, since a factor was made that is to measure coming ones
+GROWN = 1.2  # samples, since a factor was made that is to measure coming ones
 LEAST = 1e-6  # shrinkage
 STEP = math.sqrt(2)  # the shrinkage is rounded to powers of it: it changes rarely
 
@@ -200,19 +200,20 @@ class Scatter:
         factor.shrinkage = share / (1 + share) if trace > 0 else 1.0
         return factor
 
-    def gauge(self, shrinkage: float | None) -> tuple["Factor", bool]:
-        """Return a factor to measure coming samples with, and whether the old one is outdated.
+    def gauge(self, shrinkage: float | None) -> tuple["Factor", float]:
+        """Return a factor to measure coming samples with, and what earlier measures still count.
 
-        It may rest on only two thirds of the samples, so that it is rarely made anew; its means
-        are those of now.
+        The factor may rest on only five sixths of the samples, so that it is rarely made anew;
+        its means are those of now. When it is, earlier measures count in proportion to the
+        samples that they rested on.
         """
-        new = GROWN * self.gauged < self.total
+        new, counts = GROWN * self.gauged < self.total, 1.0
         if self._gauge is None or new:
             self._gauge = self.factor(shrinkage)
         if new:
-            self.gauged = self.total
+            counts, self.gauged = self.gauged / self.total, self.total
         self._gauge.update_means(self.means)
-        return self._gauge, new
+        return self._gauge, counts
 
     def _moments(self) -> tuple[float, float]:
         """tr(S) and tr(S²), waiting rows included; each new row costs O(D²) once."""

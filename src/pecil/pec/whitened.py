@@ -158,8 +158,8 @@ class WhitenedPEC(ErrorClassifier):
 
     _teacher: FeatureTeacher | CustomTeacher
     _scatter: Scatter
-    _losses: NDArray[np.float64]
-    """Of each temper, on samples that were about to be learned."""
+    _excess: NDArray[np.float64]
+    """Confidence minus right answers for each temper, on samples that were about to be learned."""
     _measured: int
     """Samples in the covariance when errors were last forgotten."""
 
@@ -251,12 +251,12 @@ class WhitenedPEC(ErrorClassifier):
     def _gauge(self, slot: int, features: Tensor) -> None:
         """Measure coming samples of a class: their errors, and how sure one may be of classes.
 
-        Of the latter the loss −log p_c is kept for each temper in question. A class tells only
-        once the covariance knows it; what was measured with far fewer samples is forgotten.
+        Of the latter, how far confidence is ahead of the right answers is kept for each temper in
+        question: the temper that brings them together is the right one. A class tells only once
+        the covariance knows it; what was measured with fewer samples counts less.
         """
-        factor, new = self._scatter.gauge(self._shrinkage)
-        if new:
-            self._losses = 0.5 * self._losses
+        factor, counts = self._scatter.gauge(self._shrinkage)
+        self._excess = counts * self._excess
         if self._scatter.gauged >= OUTDATED * self._measured:
             self._recent = [np.empty(0) for _ in self._recent]
             self._measured = self._scatter.gauged
@@ -271,7 +271,8 @@ class WhitenedPEC(ErrorClassifier):
             scores = (features - means.mean(0)) @ weights.T
             scores -= ((0.5 * means - means.mean(0)) * weights).sum(1)
             tempered = scores.unsqueeze(2) * torch.from_numpy(TEMPERS).to(scores.device)
-            self._losses = self._losses - tempered.log_softmax(1)[:, slot].sum(0).cpu().numpy()
+            surest = tempered.softmax(1).amax(1).sum(0).cpu().numpy()
+            self._excess = self._excess + surest - int((scores.argmax(1) == slot).sum())
 
     # ---------------------------------------------------------------------- scoring
 
@@ -355,8 +356,8 @@ class WhitenedPEC(ErrorClassifier):
     def temper_(self) -> float:
         """What the discriminants are multiplied by in ``predict_proba``: 1 would be Bayes' rule."""
         check_is_fitted(self, "classes_")
-        usual = PRIOR_WEIGHT * np.log(TEMPERS / USUAL_TEMPER) ** 2
-        return float(TEMPERS[np.argmin(self._losses + usual)])
+        usual = PRIOR_WEIGHT * np.log(TEMPERS / USUAL_TEMPER)
+        return float(TEMPERS[np.argmin(np.abs(self._excess + usual))])
 
     # ------------------------------------------------------------- merging, forgetting
 
@@ -384,7 +385,7 @@ class WhitenedPEC(ErrorClassifier):
         for slot, recent in zip(slots, other._recent, strict=True):
             self._seen[slot] = self._scatter.counts[slot]
             self._remember(slot, torch.from_numpy(recent))
-        self._losses = self._losses + other._losses
+        self._excess = self._excess + other._excess
         self._name_classes()
         return self
 
@@ -417,7 +418,7 @@ class WhitenedPEC(ErrorClassifier):
             self._seen[slot] = self._scatter.counts[slot]
             if not self._seen[slot]:
                 self._drop(slot)
-        self._losses = self._losses - other._losses
+        self._excess = self._excess - other._excess
         self._forget_threshold()
         self._name_classes()
         return self
@@ -453,7 +454,7 @@ class WhitenedPEC(ErrorClassifier):
         rows = [row[: k + 1] for k, row in enumerate(matrix.unbind())]
         values: dict[str, Any] = {"total": summary.total, "gauged": summary.gauged}
         values["measured"] = self._measured
-        values["losses"] = self._losses.tolist()
+        values["excess"] = self._excess.tolist()
         return values, {"means": summary.means, "scatter": torch.cat(rows)}
 
     def _set_state(self, values: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -461,7 +462,7 @@ class WhitenedPEC(ErrorClassifier):
         for k, row in enumerate(tensors["scatter"].split(list(range(1, self.dim_ + 1)))):
             matrix[k, : k + 1] = row
         matrix += matrix.tril(-1).T
-        self._losses, self._measured = np.asarray(values["losses"]), values["measured"]
+        self._excess, self._measured = np.asarray(values["excess"]), values["measured"]
         self._scatter.gauged = values["gauged"]
         self._scatter.restore(
             self._seen, tensors["means"].to(self.device_), matrix.to(self.device_), values["total"]
@@ -498,7 +499,7 @@ class WhitenedPEC(ErrorClassifier):
     def _begin(self, teacher: FeatureTeacher | CustomTeacher) -> None:
         self._teacher = teacher
         self._scatter = Scatter(self.dim_, self.device_)
-        self._losses = np.zeros(len(TEMPERS))
+        self._excess = np.zeros(len(TEMPERS))
         self._measured = 0
 
     def _recipe(self) -> Any:
