@@ -131,6 +131,17 @@ def test_bad_random_features_are_refused(parameters, message):
 # ------------------------------------------------------------------------------- filters
 
 
+def filters_of(teacher, bank, channels):
+    """Return a bank's filters (f, channels, k, k) from their even and odd parts."""
+    k, count = bank.size, sum(bank.counts)
+    parts = [weight.T[:count].reshape(count, channels, k, -1) for weight in bank.weights]
+    if not teacher.recipe.mirror:
+        return parts[0]
+    (even, odd), half = parts, k // 2
+    left, right = even[..., :half] + odd, (even[..., :half] - odd).flip(-1)
+    return torch.cat([left, 2 * even[..., half:], right], -1)
+
+
 def plain_features(teacher, x):
     """Compute features one filter at a time, by convolution and pooling of torch's own."""
     recipe, result = teacher.recipe, []
@@ -142,7 +153,7 @@ def plain_features(teacher, x):
         ones = torch.ones(1, channels, k, k) / (channels * k * k)
         mean = F.conv2d(x, ones)  # of the patch at each position
         variance = F.conv2d(x**2, ones) - mean**2
-        filters = bank.weight.T.reshape(-1, channels, k, k)[: sum(bank.counts)]
+        filters = filters_of(teacher, bank, channels)
 
         def responses(weight, x=x, mean=mean, variance=variance):
             """w·(p − p̄) / √(variance + 0.01), since (p − p̄)·w = p·w − p̄ Σw."""
@@ -196,7 +207,7 @@ def test_a_filter_by_hand():
     """One patch, one filter: the response of a patch to itself is its length."""
     teacher = drawn(Filters(sizes=(2,), grids=(1,), mirror=False, threshold=0.25), (1, 2, 2), dim=2)
     (bank,) = teacher.banks
-    weight = bank.weight[:, 0]
+    weight = bank.weights[0][:, 0]
     x = (5 + 0.2 * weight).view(1, 1, 2, 2)  # brightness does not matter, contrast nearly not
     response = 0.2 / math.sqrt(0.2**2 / 4 + 0.01)
     expected = torch.tensor([[response - 0.25, 0.0]])
@@ -207,7 +218,8 @@ def test_a_filter_by_hand():
 
 def test_filters_are_centred_of_norm_1_and_some_are_grey():
     teacher = drawn(Filters(sizes=(4,), grids=(1,), grey=0.25), dim=400)
-    filters = teacher.banks[0].weight.T.view(-1, 3, 4, 4)[:200]
+    filters = filters_of(teacher, teacher.banks[0], 3)
+    assert len(filters) == 200
     torch.testing.assert_close(filters.flatten(1).norm(dim=1), torch.ones(200))
     torch.testing.assert_close(filters.mean((1, 2, 3)), torch.zeros(200), rtol=0, atol=1e-6)
     spread = filters.std(1).flatten(1).amax(1)
@@ -364,7 +376,8 @@ def test_spectrum_filters_prefer_what_is_rare():
     recipe = Filters(prior="spectrum", draw="normal", sizes=(5,), grids=(1,), grey=0.0, ridge=0.01)
     covariance = spectrum(3, 5)
     values, vectors = torch.linalg.eigh(covariance / covariance.diagonal().mean())
-    filters = drawn(recipe, dim=4000).banks[0].weight.T[:2000].double()
+    teacher = drawn(recipe, dim=4000)
+    filters = filters_of(teacher, teacher.banks[0], 3).flatten(1).double()
     along = (filters @ vectors).square().mean(0)  # energy along each direction, rare ones first
     assert along[5] > 10 * along[-1]
     expected = 1 / (values[1:] + 0.01)  # the first is the mean, which filters do not have

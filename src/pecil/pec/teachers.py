@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pecil.pec.networks import cached, cut, most, pooling
+from pecil.pec.networks import ALIGN, cached, cut, most, pooling
 from pecil.pec.pictures import dead_leaves, strokes
 
 CONTRAST = 0.01  # added to a patch's variance: flat patches are not blown up
@@ -287,7 +287,7 @@ class _Bank:
     """Filters of one size."""
 
     size: int
-    weight: Tensor  # (k²·channels, filters), mirrored ones behind
+    weights: list[Tensor]  # (length, filters), of whole patches or of their even and odd parts
     counts: list[int] = field(default_factory=list)  # filters of each grid
 
 
@@ -313,7 +313,7 @@ class _Filters:
         for size in recipe.sizes:
             filters = prior.filters(min(size, side), sum(counts.values()))
             self.banks.append(
-                _Bank(min(size, side), self._laid_out(filters).to(device), list(counts.values()))
+                _Bank(min(size, side), self._laid_out(filters, device), list(counts.values()))
             )
         features = len(self.banks) * sum(n * recipe.cells(grid) for grid, n in counts.items())
         self.features, self.output_dim, self.mix = features, features, None
@@ -326,15 +326,23 @@ class _Filters:
         """Leave the drawn values out of pickles: the recipe makes them again."""
         return type(self), self._made_of
 
-    def _laid_out(self, filters: Tensor) -> Tensor:
-        """Lay filters (f, channels, k, k) out as columns, their mirror images behind them."""
-        both = [filters, filters.flip(-1)] if self.recipe.mirror else [filters]
-        return torch.cat(both).flatten(1).T.contiguous()
+    def _laid_out(self, filters: Tensor, device: torch.device) -> list[Tensor]:
+        """Lay filters (f, channels, k, k) out as columns.
+
+        A filter and its mirror image have the same product with what is even in a patch, and
+        opposite ones with what is odd: together they cost no more than one.
+        """
+        parts = [0.5 * part for part in _even_odd(filters)] if self.recipe.mirror else [filters]
+        if self.recipe.mirror and filters.shape[-1] % 2:
+            parts[0][..., -1] *= 0.5  # the middle column is its own mirror image
+        idle = -len(filters) % ALIGN  # full rows are multiplied faster
+        return [F.pad(part.flatten(1).T, (0, idle)).contiguous().to(device) for part in parts]
 
     def __call__(self, x: Tensor) -> Tensor:
         out = x.new_empty(len(x), self.output_dim)
         positions = x.shape[2] * x.shape[3] // self.reduce**2
-        widest = max(max(bank.weight.shape) for bank in self.banks)
+        widest = max(len(b.weights) * b.weights[0].shape[1] for b in self.banks)
+        widest = max(widest, x.shape[1] * max(bank.size for bank in self.banks) ** 2)
         room = cached(x.device) if x.device.type == "cpu" else ON_GPU
         rows = max(1, min(len(x), room // (positions * widest)))
         features = x.new_empty(rows, self.features)
@@ -355,12 +363,8 @@ class _Filters:
         start, (_, _, height, width) = 0, x.shape
         for bank in self.banks:
             shape = (height - bank.size + 1, width - bank.size + 1)
-            patches = _normalised(_patches(x, bank.size))
-            n, positions, filters = *patches.shape[:2], bank.weight.shape[1]
-            z = room[: n * positions * filters].view(n * positions, filters)
-            torch.mm(patches.view(n * positions, -1), bank.weight, out=z)
-            torch.ops.aten.softshrink.out(z, self.recipe.threshold, out=z)
-            maps = z.view(n, positions, filters)
+            maps = self._responses(_normalised(_patches(x, bank.size)), bank, room)
+            torch.ops.aten.softshrink.out(maps, self.recipe.threshold, out=maps)
             sums = self._pooled(maps, shape, bank) if self.recipe.signed else []
             sizes = self._pooled(maps.abs_(), shape, bank)
             for k, size in enumerate(sizes):  # each side of the threshold, from |z| and z
@@ -370,18 +374,31 @@ class _Filters:
                     out[:, start : start + flat.shape[1]] = flat
                     start += flat.shape[1]
 
+    def _responses(self, patches: Tensor, bank: _Bank, room: Tensor) -> Tensor:
+        """Responses of the filters and of their mirror images, (1 or 2, n, positions, f)."""
+        (n, positions, _), filters = patches.shape, bank.weights[0].shape[1]
+        parts = [patches]
+        if self.recipe.mirror:
+            parts = _even_odd(patches.unflatten(2, (-1, bank.size)))
+        z = room[: len(parts) * n * positions * filters].view(len(parts), n * positions, filters)
+        for part, weight, target in zip(parts, bank.weights, z, strict=True):
+            torch.mm(part.reshape(n * positions, -1), weight, out=target)
+        if self.recipe.mirror:  # even + odd, even − odd
+            z[0].add_(z[1])
+            torch.sub(z[0], z[1], alpha=2, out=z[1])
+        return z.view(len(parts), n, positions, filters)
+
     def _pooled(self, maps: Tensor, shape: tuple[int, int], bank: _Bank) -> list[Tensor]:
         """Averages over the cells of each grid, (n, rows, columns, filters of the grid)."""
-        half, start, result = sum(bank.counts), 0, []
+        start, result = 0, []
         for grid, count in zip(self.recipe.grids, bank.counts, strict=True):
             cells = pooling(shape, (grid, grid), maps.device).T  # (r², positions)
-            ours = [maps[..., start : start + count]]
+            means = torch.matmul(cells, maps[..., start : start + count])
+            means = means.unflatten(2, (grid, grid))
+            own = means[0]
             if self.recipe.mirror:
-                ours.append(maps[..., half + start : half + start + count])
-            means = [torch.matmul(cells, part).unflatten(1, (grid, grid)) for part in ours]
-            if self.recipe.mirror:
-                means[0] = (means[0] + means[1].flip(2))[:, :, : (grid + 1) // 2]
-            result.append(means[0])
+                own = (own + means[1].flip(2))[:, :, : (grid + 1) // 2]
+            result.append(own)
             start += count
         return result
 
@@ -440,6 +457,19 @@ def _between(value: Any, least: float, most_of: float) -> bool:
 def _patches(x: Tensor, size: int, stride: int = 1) -> Tensor:
     """Cut images (n, c, h, w) into patches (n, positions, c·k²)."""
     return cut(x, size, stride).permute(0, 2, 3, 1, 4, 5).flatten(1, 2).flatten(2)
+
+
+def _even_odd(x: Tensor) -> list[Tensor]:
+    """Return what columns and their mirror images have in common, and by what they differ.
+
+    The last axis has k columns; of the results' (k + 1)//2 and k//2.
+    """
+    size, mirrored = x.shape[-1], x.flip(-1)
+    halves = (size + 1) // 2, size // 2
+    return [
+        x[..., : halves[0]] + mirrored[..., : halves[0]],
+        x[..., : halves[1]] - mirrored[..., : halves[1]],
+    ]
 
 
 def _normalised(patches: Tensor) -> Tensor:
