@@ -241,8 +241,14 @@ def samples_are_not_kept(method: Method, **settings: Any) -> None:
     learner = _begun(method, settings, x, y)
     first = len(x) // 4
     _teach(learner, x[:first], y[:first])
+    if method.revisits:
+        learner.end_task()
     before, parameters = len(pickle.dumps(learner)), learner.n_parameters
+    if method.revisits:
+        learner.begin_task({label: int((y[first:] == label).sum()) for label in range(CLASSES)})
     _teach(learner, x[first:], y[first:])
+    if method.revisits:
+        learner.end_task()
     grown, given = len(pickle.dumps(learner)) - before, x[first:].nbytes
     wanted = f"a model without a buffer to grow by at most {GROWTH:.0%} of {given} bytes of samples"
     _require(grown <= GROWTH * given, method, wanted, f"{grown} bytes")

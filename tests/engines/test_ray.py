@@ -140,6 +140,22 @@ def test_pec_learns_a_dataset_as_in_one_process_to_the_last_bit(cluster, cluster
     np.testing.assert_array_equal(apart.errors(x), together.errors(x))
 
 
+def test_a_worker_that_dies_in_the_middle_of_a_model_is_replaced(cluster, clusters, tmp_path):
+    """The teacher ends its process, once, on the samples of a batch."""
+    died = tmp_path / "died"
+
+    def teacher(x):
+        if len(x) > 2 and not died.exists():  # not the two that tell the dimension
+            died.touch()
+            os._exit(1)
+        return x.flatten(1)
+
+    x, y = clusters(labels=("a", "b"), n=100, shape=(12,))
+    fitted = engine.fit(WhitenedPEC(teacher=teacher, device="cpu"), x, y, workers=2, batch_size=50)
+    assert died.exists()
+    same_up_to_rounding(fitted, WhitenedPEC(teacher=teacher, device="cpu").fit(x, y), x)
+
+
 def test_what_a_worker_refuses_is_said_here(cluster, small):
     x = np.ones((4, 5), np.float32)
     x[2, 2] = np.nan

@@ -162,6 +162,7 @@ def settings_for(
     They are what the dataset itself decides and what ``settings/DATASET.toml`` says; data of
     the user's own has none but the changes. A table with a split (``["er 5/2"]``) or a number
     of passes (``["joint 50ep"]``) in its name changes what stands under the method's name alone.
+    With the labels trick a method has settings of its own (``[ewc_lt]``, ``[labels_trick]``).
     """
     chosen: dict[str, Any] = {}
     if dataset in DATASETS:
@@ -171,7 +172,9 @@ def settings_for(
         file = resources.files("pecil.bench") / "settings" / f"{dataset}.toml"
         if file.is_file():
             said = _said(file.read_text(encoding="utf-8"))
-            for name in (method, f"{method} {split}", f"{method} {passes}ep"):
+            own = f"{method}_lt" if method != "finetuning" else "labels_trick"
+            called = own if changes.get("labels_trick") and own in said else method
+            for name in (called, f"{called} {split}", f"{called} {passes}ep"):
                 chosen |= said.get(name, {})
     for name in changes:
         chosen.pop(INSTEAD.get(name, ""), None)
@@ -293,27 +296,27 @@ def run(
 
 def _tasks(experiment: Experiment, data: Dataset, *, whole: bool) -> Stream:
     """Make the stream; in one task if the method does not mind and the results may."""
-    of_stream = {name: experiment.settings[name] for name in _of_stream(experiment)}
+    method = METHODS[experiment.method]
+    batch_size = experiment.settings.get("batch_size", 1)
+    if method.independent or method.by_task:
+        batch_size = len(data.train_y)
     tasks = stream(
-        data, experiment.split, **{"seed": experiment.seed, "epochs": experiment.epochs} | of_stream
+        data,
+        experiment.split,
+        seed=experiment.seed,
+        epochs=experiment.epochs,
+        batch_size=batch_size,
     )
-    if METHODS[experiment.method].independent and whole:
+    if method.independent and whole:
         tasks = replace(tasks, classes_per_task=len(tasks.class_order))
     return tasks
-
-
-def _of_stream(experiment: Experiment) -> list[str]:
-    """Return the names of the settings that are the stream's, not the method's."""
-    independent = METHODS[experiment.method].independent
-    names = ("epochs",) if independent else ("epochs", "batch_size")
-    return [name for name in names if name in experiment.settings]
 
 
 def _learner(experiment: Experiment, n_classes: int, data: Dataset, device: str) -> Any:
     """Make the learner as the experiment describes it."""
     method, settings = METHODS[experiment.method], dict(experiment.settings)
-    for name in _of_stream(experiment):
-        del settings[name]
+    if not method.independent and not method.by_task:
+        settings.pop("batch_size", None)  # the stream's
     if method.buffer:
         settings["buffer"] = experiment.buffer
     return method.learner(

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pecil.methods import finetuning
 from pecil.methods.finetuning import FineTuning
 from pecil.methods.joint import Joint
 from pecil.methods.learner import Learner, Rehearser, check_settings
 from pecil.methods.nearest_mean import NearestMean
 from pecil.methods.pec import PECLearner
 from pecil.methods.slda import SLDA
+from pecil.methods.trained import Trained
 from pecil.methods.whitened import RECIPE_SETTINGS, RanDumb, WhitenedLearner, whitened_pec
 from pecil.pec import PEC, WhitenedPEC
 
@@ -26,6 +26,7 @@ __all__ = [
     "PECLearner",
     "RanDumb",
     "Rehearser",
+    "Trained",
     "WhitenedLearner",
     "check_settings",
     "whitened_pec",
@@ -33,7 +34,7 @@ __all__ = [
 
 NOT_CHOSEN = {  # given by the dataset, the stream, the experiment or the machine
     *("n_classes", "input_shape", "mean", "std", "channels", "expected_samples", "shuffle"),
-    *("expected_classes", "seed", "random_state", "device"),
+    *("expected_classes", "seed", "random_state", "device", "epochs", "buffer"),
 }
 
 
@@ -50,8 +51,6 @@ class Method:
     --------
     >>> METHODS["slda"].settings
     ('shrinkage', 'size')
-    >>> METHODS["joint"].supports((28, 28)), METHODS["joint"].supports((32, 32, 3))
-    (True, False)
     """
 
     name: str
@@ -66,6 +65,10 @@ class Method:
     """Does it keep samples to replay them? Then its learner is a `Rehearser`."""
     independent: bool = False
     """Is the model the same in whatever portions the stream is handed over?"""
+    by_task: bool = False
+    """Is it handed each pass over a task as a whole, to cut it into batches itself?"""
+    revisits: bool = False
+    """Does it go over a task's samples again when the task ends, and hold them until then?"""
     joint: bool = False
     """Are all classes one task?"""
     supports: Callable[[Sequence[int]], bool] = any_shape
@@ -76,7 +79,7 @@ class Method:
     @property
     def settings(self) -> tuple[str, ...]:
         """The names of the settings of an experiment."""
-        stream = () if self.independent else ("batch_size", "epochs")
+        stream = () if self.independent or self.by_task else ("batch_size",)
         return (*(name for name in self.options if name not in NOT_CHOSEN), *stream)
 
 
@@ -86,6 +89,29 @@ def _parameters(owner: Callable[..., Any], but: str = "") -> tuple[str, ...]:
         name
         for name, parameter in inspect.signature(owner).parameters.items()
         if parameter.kind is not parameter.VAR_KEYWORD and name != but
+    )
+
+
+def _trained(
+    name: str,
+    title: str,
+    reference: str,
+    description: str,
+    learner: Callable[..., Learner],
+    **about: Any,
+) -> Method:
+    """Describe a method that trains a network; see `pecil.methods.trained`."""
+    options = dict.fromkeys((*_parameters(Trained), *_parameters(learner)))
+    return Method(
+        name,
+        title,
+        reference,
+        description,
+        learner,
+        tuple(options),
+        by_task=True,
+        of_dataset={"flip": "mirror"},
+        **about,
     )
 
 
@@ -147,26 +173,21 @@ METHODS = {
             options=_parameters(NearestMean),
             independent=True,
         ),
-        Method(
-            name="finetuning",
-            title="Fine-tuning",
-            reference="McCloskey and Cohen (1989). Catastrophic Interference in Connectionist "
-            "Networks. Psychology of Learning and Motivation 24.",
-            description="A network trained on the stream as it comes; forgets. The lower end.",
-            learner=FineTuning,
-            options=_parameters(FineTuning),
-            supports=finetuning.supports,
+        _trained(
+            "finetuning",
+            "Fine-tuning",
+            "McCloskey and Cohen (1989). Catastrophic Interference in Connectionist Networks. "
+            "Psychology of Learning and Motivation 24.",
+            "A network trained on the stream as it comes; forgets. The lower end.",
+            FineTuning,
         ),
-        Method(
-            name="joint",
-            title="Joint",
-            reference="Caruana (1997). Multitask Learning. Machine Learning 28.",
-            description="The network of fine-tuning, trained on all classes at once. The upper "
-            "end.",
-            learner=Joint,
-            options=_parameters(Joint),
+        _trained(
+            "joint",
+            "Joint",
+            "Caruana (1997). Multitask Learning. Machine Learning 28.",
+            "The network of fine-tuning, trained on all classes at once. The upper end.",
+            Joint,
             joint=True,
-            supports=finetuning.supports,
         ),
     )
 }

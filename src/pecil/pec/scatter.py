@@ -29,7 +29,7 @@ from torch import Tensor
 
 ROWS = 4096  # samples added to the scatter at a time
 FEWEST_WAITING = 256
-GROWN = 1.2  # samples, since a factor was made that is to measure coming ones
+GROWN, GROWN_FEW = 1.2, 2  # samples, since a factor was made to measure coming ones; fewer than D
 LEAST = 1e-6  # shrinkage
 STEP = math.sqrt(2)  # the shrinkage is rounded to powers of it: it changes rarely
 
@@ -207,7 +207,8 @@ class Scatter:
         its means are those of now. When it is, earlier measures count in proportion to the
         samples that they rested on.
         """
-        new, counts = GROWN * self.gauged < self.total, 1.0
+        grown = GROWN if self.total > self.dim else GROWN_FEW
+        new, counts = grown * self.gauged < self.total, 1.0
         if self._gauge is None or new:
             self._gauge = self.factor(shrinkage)
         if new:

@@ -1,0 +1,78 @@
+"""A reservoir of samples: each that ever came has the same chance to be in it (Vitter 1985)."""
+
+import torch
+from torch import Tensor
+
+
+class Reservoir:
+    """Keeps at most ``capacity`` rows of named fields.
+
+    Parameters
+    ----------
+    capacity : int
+    seed : int
+    device : torch.device
+        Where the rows are kept; chance is drawn on the CPU, the same for every device.
+
+    Examples
+    --------
+    >>> kept = Reservoir(3, seed=0, device=torch.device("cpu"))
+    >>> for k in range(10):
+    ...     kept.add(x=torch.tensor([[float(k)]]), y=torch.tensor([k]))
+    >>> len(kept), kept.fields["y"].shape
+    (3, torch.Size([3]))
+    >>> sorted(kept.draw(2))
+    ['x', 'y']
+    """
+
+    def __init__(self, capacity: int, seed: int, device: torch.device) -> None:
+        if type(capacity) is not int or capacity < 1:
+            raise ValueError(f"buffer: expected a whole number of at least 1, got {capacity!r}")
+        self.capacity, self.device = capacity, device
+        self.generator = torch.Generator().manual_seed(seed)
+        self.seen = 0  # rows that ever came
+        self._fields: dict[str, Tensor] = {}
+
+    def __len__(self) -> int:
+        """Rows in it now."""
+        return min(self.seen, self.capacity)
+
+    @property
+    def fields(self) -> dict[str, Tensor]:
+        """The rows in it, by field."""
+        return {name: values[: len(self)] for name, values in self._fields.items()}
+
+    def add(self, **rows: Tensor) -> None:
+        """Offer rows, in their order; each takes the place of a random one, or of none."""
+        for name, values in rows.items():
+            if name not in self._fields:
+                shape = (self.capacity, *values.shape[1:])
+                self._fields[name] = values.new_zeros(shape, device=self.device)
+        places = self._places(len(next(iter(rows.values()))))
+        kept = [(place, k) for place, k in places.items() if place < self.capacity]
+        if kept:
+            to, of = torch.tensor(kept).T
+            for name, values in rows.items():
+                self._fields[name][to.to(self.device)] = values.detach()[of.to(values.device)]
+
+    def _places(self, n: int) -> dict[int, int]:
+        """Return which of n new rows ends up at which place; the last to get it has it."""
+        places: dict[int, int] = {}
+        for k in range(n):
+            if self.seen < self.capacity:
+                place = self.seen
+            else:
+                place = int(torch.randint(self.seen + 1, (), generator=self.generator))
+            places[place] = k
+            self.seen += 1
+        return places
+
+    def pick(self, n: int) -> Tensor:
+        """Return the places of min(n, filled) rows, drawn without replacement."""
+        order = torch.randperm(len(self), generator=self.generator)
+        return order[:n].to(self.device)
+
+    def draw(self, n: int) -> dict[str, Tensor]:
+        """Return min(n, filled) rows, drawn without replacement."""
+        places = self.pick(n)
+        return {name: values[places] for name, values in self._fields.items()}

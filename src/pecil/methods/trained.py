@@ -1,0 +1,205 @@
+"""What the methods share that train a network on the stream, batch by batch."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pecil.methods.learner import Array
+from pecil.methods.networks import Network, network_for
+
+SCHEDULES = ("linear", "constant")
+PADDING = 4  # pixels around a picture of which crops are taken
+SCORED = 500  # samples scored at a time
+WEIGHTS, BUFFER, PICTURES = range(3)  # uses of the seed
+
+
+class Trained:
+    """A network that learns by cross-entropy and Adam; methods change its loss.
+
+    Adam, and its schedule, start anew with every task. The softmax has all classes from the
+    start; a class never seen is never predicted.
+
+    Parameters
+    ----------
+    n_classes : int
+        Outputs of the network.
+    input_shape : tuple of int
+        Shape of one sample: vectors and grey pictures get a perceptron, colour ones ResNet18.
+    hidden : sequence of int
+        Widths of the perceptron's hidden layers.
+    width : int
+        Channels of ResNet18's first stage.
+    lr : float
+        Learning rate of Adam.
+    schedule : {"linear", "constant"}
+        Whether the learning rate falls to zero within each task, batch by batch.
+    batch_size : int
+        Samples of a step; what `learn` is given is cut into so many.
+    augment : bool
+        Whether colour pictures of the stream are cropped at random (4 pixels of black around
+        them) and, if ``flip``, mirrored. Replayed ones always are.
+    flip : bool
+        Whether mirror images belong to the same class.
+    labels_trick : bool
+        Whether the softmax has the classes of the task alone (Zeng et al. 2019).
+    mean, std : float or sequence of float, optional
+        Inputs become (x - mean) / std.
+    seed : int
+        Decides the initial weights and all that is left to chance.
+    device : str
+        "auto", "cpu", "cuda", ...
+    """
+
+    def __init__(
+        self,
+        n_classes: int,
+        input_shape: Sequence[int],
+        *,
+        hidden: Sequence[int] = (100, 100),
+        width: int = 64,
+        lr: float = 0.001,
+        schedule: str = "constant",
+        batch_size: int = 10,
+        augment: bool = False,
+        flip: bool = False,
+        labels_trick: bool = False,
+        mean: Any = None,
+        std: Any = None,
+        seed: int = 0,
+        device: str = "auto",
+    ) -> None:
+        if schedule not in SCHEDULES:
+            raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, not {schedule!r}")
+        if type(batch_size) is not int or batch_size < 1:
+            raise ValueError(f"batch_size must be a whole number from 1, not {batch_size!r}")
+        auto = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = torch.device(auto if device == "auto" else device)
+        self.n_classes, self.input_shape = n_classes, tuple(input_shape)
+        self.lr, self.schedule, self.batch_size = lr, schedule, batch_size
+        self.augment, self.flip, self.labels_trick = augment, flip, labels_trick
+        self.mean, self.std = (None if v is None else self._per_channel(v) for v in (mean, std))
+        self.seed = seed
+        self.chance = self.generator(PICTURES)
+        self.network = self.new_network(n_classes, hidden, width)
+        self.seen = torch.zeros(n_classes, dtype=torch.bool, device=self.device)
+        self.begin_task({})
+
+    def new_network(self, n_outputs: int, hidden: Sequence[int], width: int) -> Network:
+        """Draw a network for the inputs."""
+        chance = self.generator(WEIGHTS)
+        made = network_for(
+            self.input_shape, n_outputs, hidden=hidden, width=width, generator=chance
+        )
+        return made.to(self.device)
+
+    def generator(self, use: int) -> torch.Generator:
+        """Return a generator of one's own, on the CPU, for one use of the seed."""
+        return torch.Generator().manual_seed(self.seed + use * 2**32)
+
+    @property
+    def n_parameters(self) -> int:
+        """The number of trainable parameters."""
+        return sum(p.numel() for p in self.network.parameters())
+
+    # ------------------------------------------------------------------------ learning
+
+    def begin_task(self, counts: Mapping[int, int]) -> None:
+        """Start Adam and its schedule anew."""
+        self.current = torch.zeros(self.n_classes, dtype=torch.bool, device=self.device)
+        self.current[list(counts)] = True  # the classes of the task
+        self.start_schedule(sum(counts.values()))
+
+    def start_schedule(self, samples: int) -> None:
+        """Start Adam anew, its learning rate to last for so many samples."""
+        self.steps, self.expected = 0, max(1, -(-samples // self.batch_size))
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.lr, fused=True)
+
+    def learn(self, x: Array, y: Array) -> None:
+        """Take a step on every batch."""
+        raw, labels = (torch.as_tensor(part, device=self.device) for part in (x, y))
+        self.seen[labels] = True
+        for some, of in self.batches(raw, labels):
+            self.step(some, of)
+
+    def batches(self, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Cut rows into batches."""
+        yield from zip(*(part.split(self.batch_size) for part in rows), strict=True)
+
+    def step(self, raw: Tensor, labels: Tensor) -> None:
+        """Take one step on a batch of samples as they are."""
+        if self.schedule == "linear":
+            left = max(0.0, 1 - self.steps / self.expected)
+            self.optimizer.param_groups[0]["lr"] = self.lr * left
+        self.steps += 1
+        self.optimizer.zero_grad()
+        torch.autograd.backward(self.loss(raw, labels))
+        self.optimizer.step()
+
+    def loss(self, raw: Tensor, labels: Tensor) -> Tensor:
+        """Return what a step makes smaller."""
+        return self.cross_entropy(self.network(self.view(raw)), labels)
+
+    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean of -log softmax(f(x))_y, over all classes or over those of the task."""
+        if self.labels_trick:
+            logits = logits.masked_fill(~self.current, -torch.inf)
+        return F.cross_entropy(logits, labels)
+
+    def end_task(self) -> None:
+        """Do nothing: nothing is kept."""
+
+    # -------------------------------------------------------------------------- inputs
+
+    def view(self, raw: Tensor, augment: bool | None = None) -> Tensor:
+        """Return samples as the network takes them; colour pictures augmented if asked for."""
+        x = raw / 255 if raw.dtype == torch.uint8 else raw.float()
+        if len(self.input_shape) == 3:
+            x = x.movedim(-1, 1)  # channels first
+            if self.augment if augment is None else augment:
+                x = self.cropped(x)
+        if self.mean is not None:
+            x = x - self.mean
+        if self.std is not None:
+            x = x / self.std
+        return x if x.ndim == 4 else x.flatten(1)
+
+    def replayed(self, raw: Tensor) -> Tensor:
+        """Return samples from a buffer as the network takes them: pictures always augmented."""
+        return self.view(raw, augment=True)
+
+    def cropped(self, x: Tensor) -> Tensor:
+        """Move each picture (n, c, h, w) by up to 4 pixels, black at the edges; mirror some."""
+        n, _, height, width = x.shape
+        places = torch.randint(2 * PADDING + 1, (2, n, 1), generator=self.chance)
+        rows, columns = places[0] + torch.arange(height), torch.arange(width).expand(n, -1)
+        if self.flip:
+            mirrored = torch.rand(n, 1, generator=self.chance) < 0.5
+            columns = torch.where(mirrored, width - 1 - columns, columns)
+        columns = columns + places[1]
+        rows, columns = rows.to(x.device), columns.to(x.device)
+        padded = F.pad(x, (PADDING,) * 4).movedim(1, -1)
+        each = torch.arange(n, device=x.device).view(-1, 1, 1)
+        return padded[each, rows.unsqueeze(2), columns.unsqueeze(1)].movedim(-1, 1)
+
+    def _per_channel(self, value: Any) -> Tensor:
+        values = torch.as_tensor(value, dtype=torch.float32, device=self.device)
+        return values.view(-1, 1, 1) if len(self.input_shape) == 3 and values.ndim else values
+
+    # ------------------------------------------------------------------------- scoring
+
+    @torch.no_grad()
+    def scores(self, x: Array) -> Array:
+        """Return the logits, (n, n_classes), -inf for classes never seen."""
+        raw = torch.as_tensor(x, device=self.device)
+        self.network.eval()
+        logits = torch.cat([self.logits(self.view(part, False)) for part in raw.split(SCORED)])
+        self.network.train()
+        return logits.masked_fill(~self.seen, -torch.inf).cpu().numpy()
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Return the scores of inputs, the network in evaluation mode."""
+        logits: Tensor = self.network(inputs)
+        return logits
