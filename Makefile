@@ -21,8 +21,10 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)  ## speed and memory on this machine (minutes)
+bench: $(READY)  ## speed and memory on this machine (half an hour)
 	$(BIN)/python benchmarks/pec_core.py
+	$(BIN)/python benchmarks/whitened.py
+	$(BIN)/python benchmarks/harness.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build

@@ -426,6 +426,13 @@ def _load(dataset: str) -> Dataset:
     return load(dataset)
 
 
+def shape_of(dataset: str) -> tuple[int, ...]:
+    """Return the shape of one sample: (features,), (height, width) or (height, width, channels)."""
+    if dataset in DATASETS:
+        return tuple(DATASETS[dataset].shape)
+    return tuple(_load(dataset).train_x.shape[1:])
+
+
 def _n_classes(dataset: str) -> int:
     if dataset in DATASETS:
         return DATASETS[dataset].n_classes

@@ -13,7 +13,7 @@ from dataclasses import replace
 from importlib import resources
 from typing import Any
 
-from pecil.bench.experiment import Experiment, Progress, Result, planned
+from pecil.bench.experiment import Experiment, Progress, Result, planned, shape_of
 from pecil.methods import METHODS, check_settings
 
 Grid = Mapping[str, Sequence[Any]]
@@ -52,6 +52,8 @@ def _grids() -> dict[str, dict[str, Sequence[Any]]]:
 def candidates(grid: Grid, method: str, dataset: str, **options: Any) -> list[Experiment]:
     """Return an experiment on held-out samples for every combination of a grid.
 
+    Augmentation is for colour pictures: it is not tried on anything else.
+
     Parameters
     ----------
     grid : mapping
@@ -64,6 +66,8 @@ def candidates(grid: Grid, method: str, dataset: str, **options: Any) -> list[Ex
     >>> [e.settings["lr"] for e in candidates({"lr": [0.1, 1.0]}, "pec", "digits", seed=1)]
     [0.1, 1.0]
     """
+    if len(shape_of(dataset)) < 3:
+        grid = {name: values for name, values in grid.items() if name != "augment"}
     return [
         planned(method, dataset, validation=True, **options | combination)
         for combination in _combinations(grid)
