@@ -1,0 +1,89 @@
+"""ER: experience replay.
+
+A buffer keeps samples of the stream, each that ever came with the same chance (a reservoir).
+With every batch of b new samples (x, y), b old ones (x', y') are drawn from it, and the network
+takes one step on both together:
+
+    loss = mean over (x, y) and (x', y') of -log softmax(f(x))_y    over all classes
+
+The new samples join the buffer after the draw.
+
+Chaudhry, Rohrbach, Elhoseiny, Ajanthan, Dokania, Torr and Ranzato (2019). On Tiny Episodic
+Memories in Continual Learning. Robins (1995) has the idea, as rehearsal; Vitter (1985) the
+reservoir.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pecil.methods.buffer import Reservoir
+from pecil.methods.trained import BUFFER, Trained
+
+
+class ER(Trained):
+    """One step on the new samples and on as many old ones (Chaudhry et al. 2019).
+
+    Departure of the benchmark: replayed colour pictures are always cropped at random (and
+    mirrored, if ``flip``), whether those of the stream are or not.
+
+    Parameters
+    ----------
+    n_classes, input_shape, **given
+        As in `pecil.methods.trained.Trained`. With ``labels_trick``, the softmax of new samples
+        has the classes of the task alone; that of old ones has all.
+    buffer : int
+        The samples that may be kept.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x, y = np.eye(2, dtype=np.float32).repeat(50, axis=0), np.arange(2).repeat(50)
+    >>> learner = ER(n_classes=3, input_shape=(2,), buffer=10, lr=0.01)
+    >>> for label in (0, 1):
+    ...     learner.begin_task({label: 1000})
+    ...     for _ in range(20):
+    ...         learner.learn(x[y == label], y[y == label])
+    ...     learner.end_task()
+    >>> bool((learner.scores(x).argmax(axis=1) == y).all())  # fine-tuning forgets class 0
+    True
+    >>> learner.n_buffered
+    10
+    """
+
+    def __init__(
+        self, n_classes: int, input_shape: Sequence[int], *, buffer: int = 500, **given: Any
+    ) -> None:
+        super().__init__(n_classes, input_shape, **given)
+        self.buffer = Reservoir(buffer, self.generator(BUFFER).initial_seed(), self.device)
+
+    @property
+    def n_buffered(self) -> int:
+        """The samples that it keeps now."""
+        return len(self.buffer)
+
+    def loss(self, raw: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean cross-entropy over new samples and old."""
+        inputs, targets, old = self.view(raw), labels, self.buffer.draw(len(raw))
+        if old:
+            inputs = torch.cat((inputs, self.replayed(old["x"])))
+            targets = torch.cat((labels, old["y"]))
+        self.buffer.add(x=raw, y=labels)
+        logits = self.network(inputs)
+        if self.labels_trick:
+            logits[: len(raw)].masked_fill_(~self.current, -torch.inf)
+        return F.cross_entropy(logits, targets)
+
+    def logits_of(self, new: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits of two batches as by two passes through the network.
+
+        Only batch norm tells two passes from one, and perceptrons have none.
+        """
+        if new.ndim == 4:
+            return self.network(new), self.network(old)
+        both: Tensor = self.network(torch.cat((new, old)))
+        first, second = both.split((len(new), len(old)))
+        return first, second

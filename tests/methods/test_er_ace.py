@@ -1,0 +1,92 @@
+import numpy as np
+import pytest
+import torch
+from test_er import accuracy_on_digits, batches, described, watched_draws, watched_passes
+from torch.nn import functional as F
+
+from pecil.checks import check_learner
+from pecil.methods.er_ace import ERACE
+
+
+def after_a_task(labels=(0, 1), shape=(4,), **settings):
+    """Return a learner of five classes at the end of its first task."""
+    learner = ERACE(5, shape, buffer=20, batch_size=6, device="cpu", **settings)
+    ((x, y),) = batches(6, labels=labels, shape=shape)
+    learner.learn(x.numpy(), y.numpy())
+    learner.end_task()
+    return learner
+
+
+def test_er_ace_keeps_to_what_all_methods_keep_to():
+    check_learner(described("er_ace", ERACE), lr=0.01)
+
+
+def test_the_first_task_is_learned_without_replay():
+    learner = ERACE(5, (4,), buffer=20, device="cpu")
+    drawn = watched_draws(learner)
+    for x, y in batches(6, 6, labels=(0, 1)):
+        loss = learner.loss(x, y)
+        torch.testing.assert_close(loss, F.cross_entropy(learner.network(x), y))
+    assert not drawn and learner.n_buffered == 12
+    learner.end_task()
+    learner.loss(x, y)
+    assert len(drawn) == 1
+
+
+def test_the_scores_of_old_classes_get_no_gradient_from_new_samples():
+    learner = after_a_task()
+    seen = []
+    learner.network.register_forward_hook(lambda _, given, logits: seen.append(logits))
+    ((x, y),) = batches(6, labels=(2,), seed=1)
+    loss = learner.loss(x, y)
+    (grad,) = torch.autograd.grad(loss, seen)
+    new, old = grad[:6], grad[6:]
+    assert (new[:, :2] == 0).all()
+    assert (new[:, 2] < 0).all() and (new[:, 3:] > 0).all()  # to come: still in the softmax
+    assert len(old) == 6 and (old != 0).all()
+
+
+def test_the_loss_is_the_sum_of_two_means():
+    learner = after_a_task()
+    drawn = watched_draws(learner)
+    for x, y, kept in (
+        *((x, y, [2, 3, 4]) for x, y in batches(6, labels=(2,), seed=1)),
+        *((x, y, [3, 4]) for x, y in batches(4, labels=(3,), seed=2)),  # 2 is absent: left alone
+        *((x, y, [2, 3, 4]) for x, y in batches(5, labels=(2, 3), seed=3)),
+        *((x, y, [0, 4]) for x, y in batches(3, labels=(0,), seed=4)),
+    ):
+        loss = learner.loss(x, y)
+        old = drawn[-1]
+        places = torch.searchsorted(torch.tensor(kept), y)
+        new = F.cross_entropy(learner.network(x)[:, kept], places)
+            learner.network(x)[:, kept], torch.searchsorted(torch.tensor(kept), y)
+        )
+        replayed = F.cross_entropy(learner.network(old["x"]), old["y"])
+        torch.testing.assert_close(loss, new + replayed)
+        assert len(old["y"]) == len(y)
+
+
+def test_what_is_handed_over_at_once_is_met_batch_by_batch():
+    scores = []
+    for portion in (12, 6):
+        learner = after_a_task(lr=0.01)
+        x, y = (torch.cat(part).numpy() for part in zip(*batches(6, 6, labels=(2,)), strict=True))
+        y[6:] = 3  # not seen yet when the first batch is learned
+        for start in range(0, 12, portion):
+            learner.learn(x[start : start + portion], y[start : start + portion])
+        scores.append(learner.scores(x))
+    np.testing.assert_array_equal(*scores)
+
+
+def test_replayed_pictures_are_a_batch_of_their_own():
+    learner = after_a_task(shape=(6, 5, 3), width=2)
+    passes = watched_passes(learner)
+    ((x, y),) = batches(6, labels=(2,), shape=(6, 5, 3), seed=1)
+    learner.loss(x, y)
+    assert [len(inputs) for inputs in passes] == [6, 6]
+    torch.testing.assert_close(passes[0], learner.view(x))
+
+
+@pytest.mark.parametrize("split", ["10/1", "5/2"])
+def test_er_ace_learns_digits(split):
+    assert accuracy_on_digits(ERACE, split, lr=0.003) > 0.55
