@@ -1,0 +1,253 @@
+import numpy as np
+import pytest
+import torch
+from test_icarl import accuracy_on_digits, method, taught
+from torch.nn import functional as F
+
+from pecil.checks import check_learner
+from pecil.methods.xder import (
+    XDER,
+    contrastive,
+    recoloured,
+    tamed,
+    untracked,
+    zoomed,
+)
+
+
+def test_xder_keeps_to_what_all_methods_keep_to():
+    check_learner(method(XDER), lr=0.01, buffer=20)
+
+
+@pytest.mark.parametrize("per_task", [1, 2])
+def test_digits_are_learned(per_task):
+    learner = XDER(10, (8, 8), lr=0.003, buffer=100, device="cpu")
+    assert accuracy_on_digits(learner, per_task) > 0.6
+    assert learner.n_buffered == 100
+
+
+# --------------------------------------------------------------------------------- terms
+
+
+@pytest.fixture
+def learner():
+    """Return a learner at the beginning of the second of four tasks, two classes each."""
+    learner = XDER(8, (6,), buffer=9, batch_size=5, lr=0.05, m=0.4, device="cpu")
+    taught(learner, [0, 1])
+    learner.begin_task({2: 5, 3: 5})
+    with torch.no_grad():
+        learner.network.head.weight += torch.linspace(-0.1, 0.1, 8).unsqueeze(1)
+    return learner
+
+
+@pytest.fixture
+def batch():
+    raw = torch.rand(5, 6, generator=torch.Generator().manual_seed(1))
+    return raw, torch.tensor([2, 3, 3, 2, 3])
+
+
+def drawn(learner):
+    """Return the rows of the buffer that are drawn, always the same from now on."""
+    learner.buffer.pick = lambda n: torch.arange(n)
+    return {name: values[:5].clone() for name, values in learner.buffer.fields.items()}
+
+
+def test_the_present_head_learns_the_stream(learner, batch):
+    raw, labels = batch
+    expected = F.cross_entropy(learner.network(raw)[:, 2:4], labels - 2)
+    torch.testing.assert_close(learner.terms(raw, labels)["present"], expected)
+
+
+def test_all_logits_are_replayed_and_past_heads_learn_labels(learner, batch):
+    old = drawn(learner)
+    terms, now = learner.terms(*batch), learner.network(old["x"])
+    torch.testing.assert_close(terms["logits"], (now - old["z"]).square().sum() / (5 * 8))
+    torch.testing.assert_close(terms["past"], F.cross_entropy(now[:, :2], old["y"]))
+
+
+def hinged(bad, good, m):
+    excess = [b + m - g for b, g in zip(bad.tolist(), good.tolist(), strict=True)]
+    broken = [e for e in excess if e > 0]
+    return sum(broken) / max(1, len(broken))
+
+
+def test_past_and_future_heads_are_bounded(learner, batch):
+    raw, labels = batch
+    old = drawn(learner)
+    past_bound, future_bound = [], []
+    for m in (0.4, -0.05, -9.0):  # broken by all, by some, by none
+        learner.m = m
+        found = learner.terms(raw, labels)["bounds"].item()
+        outputs, replayed = learner.network(raw), learner.network(old["x"])
+        shares = outputs[:, :4].softmax(1)
+        past_bound.append(hinged(shares[:, :2].amax(1), shares[:, 2:].amax(1), m))
+        future = torch.cat([outputs, replayed])[:, 4:].amax(1)
+        own = torch.cat([outputs[:, 2:4], replayed[:, :2]]).amax(1)
+        future_bound.append(hinged(future, own, m))
+        assert found == pytest.approx(past_bound[-1] + future_bound[-1], rel=1e-5)
+    assert past_bound[0] > 0 and future_bound[0] > 0 and past_bound[2] == future_bound[2] == 0
+
+
+def test_the_past_is_bounded_by_raising_the_present(learner, batch):
+    outputs = learner.network(batch[0]).detach().requires_grad_()
+    shares = outputs[:, :4].softmax(1)
+    expected = (shares[:, :2].amax(1).detach() + 0.4 - shares[:, 2:].amax(1)).relu()
+    (wanted,) = torch.autograd.grad(expected.sum() / (expected > 0).sum(), outputs)
+    (found,) = torch.autograd.grad(learner.past_bound(outputs), outputs)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_the_contrastive_loss_is_its_equation():
+    chance = torch.Generator().manual_seed(0)
+    heads = F.normalize(torch.randn(2, 6, 3, generator=chance), dim=2)
+    labels = torch.tensor([0, 1, 1, 0, 1, 1])
+    expected = []
+    for head in heads:
+        for i in range(6):
+            alike = [j for j in range(6) if j != i and labels[j] == labels[i]]
+            all_others = sum(torch.exp(head[i] @ head[j] / 5) for j in range(6) if j != i)
+            logs = [head[i] @ head[j] / 5 - all_others.log() for j in alike]
+            expected.append(-sum(logs) / len(logs))
+    torch.testing.assert_close(contrastive(heads, labels, 5.0), torch.stack(expected).mean())
+
+
+def test_future_heads_contrast_views_of_stream_and_buffer(learner, batch):
+    raw, labels = batch
+    old = drawn(learner)
+    both = torch.cat([raw, old["x"]]).repeat(2, 1)  # vectors have but one view
+    outputs = learner.network(both)
+    heads = torch.stack([F.normalize(outputs[:, 4:6]), F.normalize(outputs[:, 6:8])])
+    expected = contrastive(heads, torch.cat([labels, old["y"]]).repeat(2), 5.0)
+    torch.testing.assert_close(learner.terms(raw, labels)["future"], expected)
+
+
+def test_the_loss_weighs_its_terms(batch):
+    weights = {"alpha": 2.0, "beta": 3.0, "lam": 5.0, "eta": 7.0}
+    learner = taught(XDER(8, (6,), buffer=5, batch_size=5, device="cpu", **weights), [0, 1])
+    learner.begin_task({2: 5, 3: 5})
+    learner.rewrite = lambda places, outputs: None
+    terms = learner.terms(*batch)
+    assert set(terms) == {"present", "logits", "past", "future", "bounds"}
+    named = [terms[name] for name in ("present", "logits", "past", "future", "bounds")]
+    expected = sum(weight * term for weight, term in zip((1, 2, 3, 5, 7), named, strict=True))
+    torch.testing.assert_close(learner.loss(*batch), expected)
+
+
+def test_the_first_and_the_last_task_have_fewer_terms(batch):
+    learner = XDER(4, (6,), buffer=5, device="cpu")
+    learner.begin_task({0: 5, 1: 5})
+    assert set(learner.terms(batch[0], batch[1] - 2)) == {"present", "future", "bounds"}
+    taught(learner, [0, 1])
+    learner.begin_task({2: 5, 3: 5})
+    assert set(learner.terms(*batch)) == {"present", "logits", "past", "bounds"}
+
+
+def test_with_one_class_a_task_only_the_bounds_teach_the_first():
+    learner = XDER(4, (6,), buffer=5, device="cpu")
+    learner.begin_task({0: 5})
+    raw, labels = torch.eye(5, 6), torch.zeros(5, dtype=torch.long)
+    terms = learner.terms(raw, labels)
+    assert set(terms) == {"present", "bounds"} and terms["present"] == 0
+
+
+# ------------------------------------------------------------------------------ memories
+
+
+def test_memories_are_rewritten_in_later_heads_alone(learner):
+    before = learner.buffer.fields["z"].clone()
+    outputs = 10 * torch.randn(9, 8, generator=torch.Generator().manual_seed(0))
+    labels = learner.buffer.fields["y"]
+    learner.rewrite(torch.arange(9), outputs)  # drawn for the first time: all are
+    after = learner.buffer.fields["z"]
+    assert torch.equal(after[:, :2], before[:, :2])
+    for row in range(9):
+        true, top = before[row, labels[row]], outputs[row, 2:].max()
+        scale = 0.85 * true / top if top > true else 1.0
+        torch.testing.assert_close(after[row, 2:], scale * outputs[row, 2:])
+    assert (learner.buffer.fields["visits"] == 1).all()
+
+
+def test_memories_are_rewritten_the_seldomer_the_oftener_they_were_drawn():
+    learner = taught(XDER(4, (6,), buffer=800, device="cpu"), [0, 1], n=400)
+    learner.begin_task({2: 5, 3: 5})
+    shares = []
+    for k in range(4):
+        before = learner.buffer.fields["z"].clone()
+        learner.rewrite(torch.arange(800), torch.full((800, 4), -100.0 - k))
+        shares.append((learner.buffer.fields["z"] != before).any(1).float().mean().item())
+    np.testing.assert_allclose(shares, [1, 1 / 2, 1 / 3, 1 / 4], atol=0.06)
+
+
+def test_the_task_s_end_fills_the_buffer_class_by_class():
+    learner = taught(XDER(6, (6,), buffer=11, batch_size=4, device="cpu"), [0, 1])
+    first = {name: values.clone() for name, values in learner.buffer.fields.items()}
+    assert sorted(first["y"].bincount().tolist()) == [5, 6]
+    learner.begin_task({2: 12, 3: 12})
+    random = np.random.default_rng(4)
+    x, y = random.random((24, 6), np.float32), np.arange(24) % 2 + 2
+    learner.learn(x, y)
+    assert learner.n_held == 24 and (learner.buffer.fields["visits"] > 0).any()
+    before = learner.buffer.fields["z"].clone()
+    learner.end_task()
+    kept = learner.buffer.fields
+    counts = kept["y"].bincount().tolist()
+    assert counts[:2] == [2, 2] and sorted(counts[2:]) == [3, 4] and learner.held == []
+    assert (kept["visits"] == 0).all()
+    for label in (0, 1):  # the first ones stay, their newer logits are those of the network
+        own = kept["y"] == label
+        assert torch.equal(kept["x"][own], first["x"][first["y"] == label][:2])
+        past = before[first["y"] == label][:2]
+        new = learner.network(kept["x"][own]).detach()
+        expected = tamed(past, new, kept["y"][own], torch.arange(6) > 1, 0.85)
+        torch.testing.assert_close(kept["z"][own], expected)
+    new = kept["y"] > 1
+    logits = learner.network(kept["x"][new]).detach()
+    expected = tamed(logits, logits, kept["y"][new], torch.arange(6) < 2, 0.85)
+    torch.testing.assert_close(kept["z"][new], expected)
+
+
+# --------------------------------------------------------------------------------- views
+
+
+def test_views_are_parts_of_pictures():
+    chance = torch.Generator().manual_seed(0)
+    ramp = torch.linspace(0, 1, 16).expand(400, 1, 16, 16)  # from left to right
+    views = zoomed(ramp, chance)
+    assert views.shape == ramp.shape and views.min() >= 0 and views.max() <= 1
+    rows = views[:, 0, 0]
+    assert torch.allclose(views[:, 0], rows.unsqueeze(1).expand(-1, 16, -1), atol=1e-5)
+    rising = rows[:, -1] > rows[:, 0]
+    assert 0.4 < rising.float().mean() < 0.6
+    widths = (rows[:, -1] - rows[:, 0]).abs()
+    assert widths.min() < 0.5 and widths.max() > 0.9
+
+
+def test_colours_change_and_grey_stays_grey():
+    chance = torch.Generator().manual_seed(0)
+    grey = torch.rand(300, 1, 4, 4, generator=chance).expand(-1, 3, -1, -1)
+    changed = recoloured(grey, chance)
+    torch.testing.assert_close(changed, changed[:, :1].expand(-1, 3, -1, -1), atol=2e-3, rtol=0)
+    same = ((changed - grey).abs().amax((1, 2, 3)) < 1e-3).float().mean()
+    assert 0.1 < same < 0.3
+    colours = recoloured(torch.rand(300, 3, 4, 4, generator=chance), chance)
+    lost = ((colours - colours.mean(1, keepdim=True)).abs().amax((1, 2, 3)) < 5e-3).float().mean()
+    assert 0.1 < lost < 0.3
+
+
+def test_pictures_of_bytes_are_learned_and_views_leave_batch_norm_alone():
+    learner = XDER(6, (8, 8, 3), width=2, buffer=6, batch_size=4, device="cpu")
+    x = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
+    for first in (0, 2):
+        learner.begin_task({first: 6, first + 1: 6})
+        learner.learn(x, np.arange(12) % 2 + first)
+        learner.end_task()
+    assert np.isfinite(learner.scores(x)[:, :4]).all()
+    views = learner.varied(torch.from_numpy(x))
+    assert views.shape == x.shape and views.min() >= 0 and views.max() <= 1
+    norm = learner.network.body[1]
+    before = norm.running_mean.clone()
+    with untracked(learner.network):
+        learner.network(torch.ones(4, 3, 8, 8))
+    assert torch.equal(norm.running_mean, before)
+    learner.network(torch.ones(4, 3, 8, 8))
+    assert not torch.equal(norm.running_mean, before)
