@@ -74,3 +74,13 @@ def test_the_first_of_the_best_wins_and_is_run_on_all_data():
     accuracies = zip(asked, (0.5, 0.9, 0.9), strict=True)
     found = winner(best(result(e, accuracy=a) for e, a in accuracies), seed=7)
     assert found == planned("pec", "mnist", seed=7, lr=0.2)
+
+
+def test_a_row_s_own_name_comes_before_its_method_s():
+    """`finetuning` is a row; the labels trick is another one of the same method."""
+    (row,) = experiments("table1", ["mnist/finetuning"], seeds=1)
+    assert "labels_trick" not in row.settings
+    (trick,) = experiments("table1", ["mnist/labels_trick"], seeds=1)
+    assert (trick.method, trick.settings["labels_trick"]) == ("finetuning", True)
+    joint = experiments("table1", ["mnist/joint"], seeds=1)
+    assert [one.epochs for one in joint] == [1, 50]

@@ -22,8 +22,8 @@ def experiments(table: str, only: Sequence[str] = (), seeds: int = SEEDS) -> lis
     table : str
         See `pecil.bench.tables.definitions`.
     only : sequence of str
-        Cells as DATASET/ROW, a row by its own name or that of its method; ``*`` stands for
-        anything. By default all that can be run.
+        Cells as DATASET/ROW, a row by its own name or, if none has it, by that of its method;
+        ``*`` stands for anything. By default all that can be run.
     seeds : int
         The seeds are 1 to this number, as in the paper.
 
@@ -35,14 +35,15 @@ def experiments(table: str, only: Sequence[str] = (), seeds: int = SEEDS) -> lis
     if seeds < 1:
         raise ValueError(f"expected one seed or more, got {seeds}")
     asked = cells(table, [])
-    for pattern in only:
-        if not any(_matches(cell, pattern) for cell in asked):
+    meant = {pattern: _matching(asked, pattern) for pattern in only}
+    for pattern, matching in meant.items():
+        if not matching:
             raise ValueError(
                 f"table {table} has no cell {pattern}: expected DATASET/ROW with a dataset out of "
                 f"{_listed(cell.dataset for cell in asked)} and a row out of "
                 f"{_listed(cell.name for cell in asked if cell.to_run)}"
             )
-    chosen = [c for c in asked if not only or any(_matches(c, pattern) for pattern in only)]
+    chosen = [c for c in asked if not only or any(c in matching for matching in meant.values())]
     found = [cell.experiment for cell in chosen if cell.experiment and _possible(cell.experiment)]
     if not found:
         raise ValueError(
@@ -54,9 +55,14 @@ def experiments(table: str, only: Sequence[str] = (), seeds: int = SEEDS) -> lis
     return list({experiment.key: experiment for experiment in every}.values())
 
 
-def _matches(cell: Cell, pattern: str) -> bool:
-    names = {cell.name, cell.experiment.method if cell.experiment else cell.name}
-    return any(fnmatchcase(f"{cell.dataset}/{name}", pattern) for name in names)
+def _matching(asked: Sequence[Cell], pattern: str) -> list[Cell]:
+    """Return the cells whose row has the name or, if there is none, whose method has it."""
+    own = [cell for cell in asked if fnmatchcase(f"{cell.dataset}/{cell.name}", pattern)]
+    return own or [
+        cell
+        for cell in asked
+        if cell.experiment and fnmatchcase(f"{cell.dataset}/{cell.experiment.method}", pattern)
+    ]
 
 
 def _possible(experiment: Experiment) -> bool:
