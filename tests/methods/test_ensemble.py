@@ -1,9 +1,12 @@
 """Ensembles: a network for each task, their sizes, and how their outputs are put together."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from torch.nn import functional as F
 
 from pecil.checks import check_learner
 from pecil.methods import Method
@@ -106,15 +109,36 @@ def test_pec_s_network_is_pec_s():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_task_has_a_softmax_of_its_own(kind, pictures):
-    learner = two_tasks(kind, *pictures, width=4, pool=2)
+@pytest.mark.parametrize("softmax", [False, True])
+def test_scores_are_the_outputs_of_all_networks(kind, softmax, pictures):
+    learner = two_tasks(kind, *pictures, width=4, pool=2, softmax=softmax)
     scores = learner.scores(pictures[0])
-    for classes in ([0, 2], [1, 3]):
-        np.testing.assert_allclose(np.exp(scores[:, classes]).sum(1), 1, rtol=1e-5)
+    sums = np.stack([np.exp(scores[:, classes]).sum(1) for classes in ([0, 2], [1, 3])])
+    assert np.allclose(sums, 1) == softmax
     inputs = learner.view(torch.from_numpy(pictures[0]))
     for classes, network in learner.members:
-        own = network.eval()(inputs).log_softmax(1).detach().numpy()
+        own = network.eval()(inputs).detach()
+        own = own.log_softmax(1) if softmax else own
         np.testing.assert_allclose(scores[:, classes], own, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_has_the_classes_of_the_task_alone(pictures):
+    """By hand, on a copy of the network: cross-entropy over two outputs."""
+    x, y = pictures
+    rows = np.flatnonzero(y % 2)  # of the classes 1 and 3
+    x = x.reshape(40, -1)
+    learner = Ensemble(4, x.shape[1:], hidden=(5,), lr=0.01, device="cpu")
+    learner.begin_task({3: 10, 1: 10})
+    network = copy.deepcopy(learner.network)
+    adam = torch.optim.Adam(network.parameters(), lr=0.01)
+    for some in np.split(rows, 2):
+        adam.zero_grad()
+        outputs = network(torch.from_numpy(x[some]))
+        F.cross_entropy(outputs, torch.from_numpy(y[some] // 2)).backward()
+        adam.step()
+    learner.learn(x[rows], y[rows])
+    for ours, theirs in zip(learner.network.parameters(), network.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,16 +170,18 @@ def test_a_class_of_two_tasks_has_the_higher_of_its_outputs(pictures):
     rows = y < 2
     learner.learn(x[rows], y[rows])
     network = learner.network.eval()
-    again = network(learner.view(torch.from_numpy(x))).log_softmax(1).detach().numpy()
+    again = network(learner.view(torch.from_numpy(x))).detach().numpy()
     expected = np.maximum(before[:, :2], again)
     np.testing.assert_allclose(learner.scores(x)[:, :2], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_single_class_teaches_nothing(pictures):
     x, y = pictures
-    learner = Ensemble(4, (8, 8, 3), width=4, device="cpu")
+    learner = Ensemble(4, (8, 8, 3), width=4, softmax=True, device="cpu")
     learner.begin_task({1: 10})
+    before = [values.clone() for values in learner.network.parameters()]
     learner.learn(x[y == 1], y[y == 1])
+    assert all(map(torch.equal, before, learner.network.parameters()))
     assert (learner.scores(x)[:, 1] == 0).all()  # log 1
 
 
