@@ -67,12 +67,12 @@ class DER(ER):
 
     def loss(self, raw: Tensor, labels: Tensor) -> Tensor:
         """Return the cross-entropy of new samples and the rehearsal of old ones."""
-        inputs, old = self.view(raw), self.buffer.draw(len(raw))
+        old = self.buffer.draw(len(raw))
         if old:
-            logits, again = self.logits_of(inputs, self.replayed(old["x"]))
+            logits, again = self.apart(raw, old["x"])
             loss = self.cross_entropy(logits, labels) + self.rehearsal(again, old)
         else:
-            logits = self.network(inputs)
+            logits = self.network(self.view(raw))
             loss = self.cross_entropy(logits, labels)
         self.buffer.add(x=raw, y=labels, z=logits)  # DER itself needs no labels
         return loss

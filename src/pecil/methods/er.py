@@ -67,23 +67,31 @@ class ER(Trained):
 
     def loss(self, raw: Tensor, labels: Tensor) -> Tensor:
         """Return the mean cross-entropy over new samples and old."""
-        inputs, targets, old = self.view(raw), labels, self.buffer.draw(len(raw))
+        old = self.buffer.draw(len(raw))
         if old:
-            inputs = torch.cat((inputs, self.replayed(old["x"])))
+            inputs = self.together(raw, old["x"])
             targets = torch.cat((labels, old["y"]))
+        else:
+            inputs, targets = self.view(raw), labels
         self.buffer.add(x=raw, y=labels)
         logits = self.network(inputs)
         if self.labels_trick:
             logits[: len(raw)].masked_fill_(~self.current, -torch.inf)
         return F.cross_entropy(logits, targets)
 
-    def logits_of(self, new: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits of two batches as by two passes through the network.
+    def together(self, raw: Tensor, old: Tensor) -> Tensor:
+        """Return new and old samples as one batch of inputs."""
+        if raw.ndim == 4:
+            return torch.cat((self.view(raw), self.replayed(old)))
+        return self.view(torch.cat((raw, old)))  # all alike: only colour pictures are augmented
 
-        Only batch norm tells two passes from one, and perceptrons have none.
+    def apart(self, raw: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits of new samples and of old ones, each a batch of its own.
+
+        Only batch norm tells two passes through the network from one, and perceptrons have none.
         """
-        if new.ndim == 4:
-            return self.network(new), self.network(old)
-        both: Tensor = self.network(torch.cat((new, old)))
-        first, second = both.split((len(new), len(old)))
+        if raw.ndim == 4:
+            return self.network(self.view(raw)), self.network(self.replayed(old))
+        both: Tensor = self.network(self.together(raw, old))
+        first, second = both.split((len(raw), len(old)))
         return first, second

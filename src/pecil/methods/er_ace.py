@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pecil.methods.er import ER
+from pecil.methods.trained import Trained
 
 
 class ERACE(ER):
@@ -65,12 +66,11 @@ class ERACE(ER):
 
     def loss(self, raw: Tensor, labels: Tensor) -> Tensor:
         """Return the cross-entropy of new samples, without old classes, and that of old samples."""
-        inputs = self.view(raw)
         if self.first:
-            loss = self.cross_entropy(self.network(inputs), labels)
+            loss = Trained.loss(self, raw, labels)
         else:
             old = self.buffer.draw(len(raw))
-            logits, again = self.logits_of(inputs, self.replayed(old["x"]))
+            logits, again = self.apart(raw, old["x"])
             absent = self.came.index_fill(0, labels, False)
             loss = self.cross_entropy(logits.masked_fill(absent, -torch.inf), labels)
             loss = loss + F.cross_entropy(again, old["y"])
