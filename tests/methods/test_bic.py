@@ -117,3 +117,22 @@ def test_the_buffer_has_a_share_for_each_task_or_for_each_class():
     exact = BiC(6, (6,), buffer=30, bias_epochs=2, released=False, device="cpu")
     taught(exact, [0, 1], [2, 3], [4, 5])
     assert exact.buffer.fields["y"].bincount().tolist() == [5] * 6
+
+
+def test_the_bias_layer_is_fitted_by_adam_on_cross_entropy():
+    learner = taught(BiC(7, (6,), buffer=20, bias_epochs=3, device="cpu"), [0, 1, 2])
+    learner.begin_task({3: 1, 4: 1})
+    x = torch.rand(25, 6, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(25) % 5
+    chance = torch.Generator()
+    chance.set_state(learner.buffer.generator.get_state())
+    alpha, beta = (torch.tensor(value, requires_grad=True) for value in (1.0, 0.0))
+    optimizer = torch.optim.Adam([alpha, beta], lr=0.001)
+    logits = learner.network(x).detach()
+    for _ in range(3):
+        for rows in torch.randperm(25, generator=chance).split(10):
+            optimizer.zero_grad()
+            moved = torch.cat([logits[rows, :3], alpha * logits[rows, 3:5] + beta], 1)
+            F.cross_entropy(moved, y[rows]).backward()
+            optimizer.step()
+    torch.testing.assert_close(learner.fitted(x, y), torch.stack([alpha, beta]).detach())

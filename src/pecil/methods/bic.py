@@ -129,7 +129,7 @@ class BiC(Merging):
 
     def parted(self) -> tuple[Rows, Rows]:
         """Return the samples of the task and the buffer: those to train on, those set aside."""
-        rows = together([*self.held, self.buffer.fields] if len(self.buffer) else self.held)
+        rows = together(self.parts())
         aside = torch.zeros(len(rows["y"]), dtype=torch.bool, device=self.device)
         if self.set_aside is not None:
             new, kept = self.set_aside
@@ -179,24 +179,30 @@ class BiC(Merging):
         labels = rows["y"][chosen]
         self.buffer.add(x=rows["x"][chosen], y=labels, task=torch.full_like(labels, self.tasks))
 
+    @torch.no_grad()
     def fitted(self, raw: Tensor, labels: Tensor) -> Tensor:
-        """Return the α and β of the newest classes that fit samples best."""
-        values = torch.tensor([1.0, 0.0], device=self.device, requires_grad=True)
-        bias = Bias(self.current, values)
+        """Return the α and β of the newest classes that fit samples best, by cross-entropy."""
+        values = torch.tensor([1.0, 0.0], device=self.device)
         optimizer = torch.optim.Adam([values], lr=BIAS_LR, fused=True)
-        self.network.eval()
+        new = self.current.nonzero()[:, 0]
+        true = (labels.unsqueeze(1) == new).float()
         logits: Tensor | None = None
+        self.network.eval()
         for _ in range(self.bias_epochs):
             if logits is None or self.augment:  # other views, other logits
-                with torch.no_grad():
-                    logits = self.network(self.view(raw))
+                logits = self.network(self.view(raw))
+                rest = logits.masked_fill(~self.known | self.current, -torch.inf)
+                rest = rest.logsumexp(1, keepdim=True)  # all other classes as one
             order = torch.randperm(len(labels), generator=self.buffer.generator).to(self.device)
-            for some, of in self.batches(logits[order], labels[order]):
-                optimizer.zero_grad()
-                torch.autograd.backward(self.cross_entropy(bias(some), of))
+            for own, others, truth in self.batches(
+                *(a[order] for a in (logits[:, new], rest, true))
+            ):
+                scores = torch.cat([others, values[0] * own + values[1]], 1)
+                slopes = (scores.softmax(1)[:, 1:] - truth) / len(own)  # of the mean, by score
+                values.grad = torch.stack([(slopes * own).sum(), slopes.sum()])
                 optimizer.step()
         self.network.train()
-        return values.detach()
+        return values
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Return the logits, those of the newest classes corrected."""

@@ -49,7 +49,7 @@ class Revisiting(Trained):
         self, n_classes: int, input_shape: Sequence[int], *, buffer: int, **given: Any
     ) -> None:
         super().__init__(n_classes, input_shape, **given)
-        self.buffer = Reservoir(buffer, self.seed + BUFFER * 2**32, self.device)
+        self.buffer = Reservoir(buffer, self.generator(BUFFER).initial_seed(), self.device)
 
     @property
     def n_buffered(self) -> int:
@@ -111,7 +111,11 @@ class Merging(Revisiting):
 
     def merged(self) -> Rows:
         """Return the task's samples and those of the buffer, mixed."""
-        return self.mixed([*self.held, self.buffer.fields] if len(self.buffer) else self.held)
+        return self.mixed(self.parts())
+
+    def parts(self) -> list[Rows]:
+        """Return the task's samples, portion by portion, and then those of the buffer."""
+        return [*self.held, self.buffer.fields] if len(self.buffer) else self.held
 
     def end_task(self) -> None:
         """Remember the network, fill the buffer, let go of the task's samples."""
