@@ -300,6 +300,17 @@ def test_what_cannot_be(given, message):
         VAEGC(2, (8,), device="cpu", **given)
 
 
+def test_colour_pictures_are_told_apart():
+    random = np.random.default_rng(0)
+    y = random.permutation(np.arange(80) % 2)
+    x = random.normal(size=(80, 8, 8, 3)).astype(np.float32)
+    x[..., 0] += np.where(y, 0.5, -0.5)[:, None, None]
+    learner = VAEGC(2, (8, 8, 3), width=4, latent=2, lr=0.01, device="cpu", importance_samples=10)
+    learner.begin_task({0: 20, 1: 20})
+    learner.learn(x[:40], y[:40])
+    assert (learner.scores(x[40:]).argmax(axis=1) == y[40:]).mean() > 0.85
+
+
 def test_digits():
     """One class at a time, nothing forgotten."""
     x, y = load_digits(return_X_y=True)
