@@ -291,16 +291,22 @@ def tamed(memory: Tensor, logits: Tensor, labels: Tensor, classes: Tensor, gamma
 
 def zoomed(x: Tensor, chance: torch.Generator) -> Tensor:
     """Enlarge random parts of pictures (n, c, h, w), mirror half of them."""
-    u = torch.rand(5, len(x), generator=chance)
+    n, _, height, width = x.shape
+    u = torch.rand(5, n, 1, generator=chance)
     area = AREA[0] + (AREA[1] - AREA[0]) * u[0]
     ratio = torch.exp(math.log(RATIO[0]) + math.log(RATIO[1] / RATIO[0]) * u[1])
     wide, high = ((area * r).sqrt().clamp(max=1) for r in (ratio, 1 / ratio))
     mirror = torch.where(u[2] < 0.5, -1.0, 1.0)
-    maps = torch.zeros(len(x), 2, 3)
-    maps[:, 0, 0], maps[:, 0, 2] = mirror * wide, (1 - wide) * (2 * u[3] - 1)
-    maps[:, 1, 1], maps[:, 1, 2] = high, (1 - high) * (2 * u[4] - 1)
-    grid = F.affine_grid(maps.to(x.device), list(x.shape), align_corners=False)
+    columns = (1 - wide) * (2 * u[3] - 1) + mirror * wide * centres(width)  # (n, width)
+    rows = (1 - high) * (2 * u[4] - 1) + high * centres(height)
+    places = columns.unsqueeze(1).expand(-1, height, -1), rows.unsqueeze(2).expand(-1, -1, width)
+    grid = torch.stack(places, 3).to(x.device)
     return F.grid_sample(x, grid, padding_mode="border", align_corners=False)
+
+
+def centres(n: int) -> Tensor:
+    """Return where the centres of n pixels lie between -1 and 1."""
+    return (2 * torch.arange(n) + 1) / n - 1
 
 
 def recoloured(x: Tensor, chance: torch.Generator) -> Tensor:
