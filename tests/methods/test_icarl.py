@@ -214,3 +214,14 @@ def test_pictures_are_learned_by_batch_norm_in_its_modes():
     x = np.random.default_rng(0).random((5, 8, 8, 3), np.float32)
     np.testing.assert_allclose(learner.scores(x)[:1], learner.scores(x[:1]), rtol=1e-4)
     assert learner.network.training
+
+
+def test_the_labels_trick_is_refused():
+    with pytest.raises(ValueError, match="labels_trick: ICaRL .* expected False, got True"):
+        ICaRL(3, (6,), labels_trick=True)
+
+
+def test_before_the_first_sample_every_class_is_unknown():
+    learner = ICaRL(3, (6,), device="cpu")
+    assert np.isneginf(learner.scores(np.zeros((2, 6)))).all()
+    assert learner.scores(np.zeros((0, 6))).shape == (0, 3)

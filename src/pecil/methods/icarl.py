@@ -48,6 +48,11 @@ class Revisiting(Trained):
     def __init__(
         self, n_classes: int, input_shape: Sequence[int], *, buffer: int, **given: Any
     ) -> None:
+        if given.get("labels_trick"):
+            raise ValueError(
+                f"labels_trick: {type(self).__name__} itself says which classes compete; "
+                "expected False, got True"
+            )
         super().__init__(n_classes, input_shape, **given)
         self.buffer = Reservoir(buffer, self.generator(BUFFER).initial_seed(), self.device)
 
