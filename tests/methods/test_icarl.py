@@ -10,6 +10,7 @@ from pecil.checks import check_learner
 from pecil.methods import Method
 from pecil.methods.buffer import Reservoir
 from pecil.methods.icarl import ICaRL, first_of_each, herded, keep_first
+from pecil.methods.xder import XDER
 
 
 def method(learner):
@@ -225,3 +226,17 @@ def test_before_the_first_sample_every_class_is_unknown():
     learner = ICaRL(3, (6,), device="cpu")
     assert np.isneginf(learner.scores(np.zeros((2, 6)))).all()
     assert learner.scores(np.zeros((0, 6))).shape == (0, 3)
+
+
+@pytest.mark.parametrize("learner_class", [ICaRL, XDER])
+def test_a_portion_of_nothing_changes_nothing(learner_class):
+    x, y = np.random.default_rng(0).random((8, 6), np.float32), np.zeros(8, int)
+    scores = []
+    for sizes in ([8], [0, 8, 0]):
+        learner = learner_class(3, (6,), buffer=5, device="cpu")
+        learner.begin_task({0: 8})
+        for n in sizes:
+            learner.learn(x[:n], y[:n])
+        learner.end_task()
+        scores.append(learner.scores(x))
+    np.testing.assert_array_equal(*scores)

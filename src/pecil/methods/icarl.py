@@ -105,6 +105,8 @@ class Merging(Revisiting):
 
     def learn(self, x: Array, y: Array) -> None:
         """Take a step on every batch of the samples and the buffer."""
+        if not len(y):
+            return
         given: Any = x, y
         if self.hold(x, y):
             rows = self.merged()

@@ -123,8 +123,9 @@ class XDER(Revisiting):
 
     def learn(self, x: Array, y: Array) -> None:
         """Take a step on every batch; hold it for the buffer."""
-        self.hold(x, y)
-        super().learn(x, y)
+        if len(y):
+            self.hold(x, y)
+            super().learn(x, y)
 
     # --------------------------------------------------------------------------- terms
 
