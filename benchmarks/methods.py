@@ -97,7 +97,7 @@ def compare(name: str, steps: int, device: str) -> Row:
     floor(steps // 10, device, passes)  # warm up
     pairs = [(floor(steps, device, passes), measured(name, steps, device)) for _ in range(ROUNDS)]
     least, ours = (min(values) for values in zip(*pairs, strict=True))
-    row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), "machine": describe(device)}
+    row: Row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), "machine": describe(device)}
     row |= {"device": device, "method": name, "load": os.getloadavg()[0], "steps": steps}
     return row | {"floor": 1 / least, "rate": 1 / ours}
 

@@ -106,7 +106,10 @@ Split = Annotated[
     typer.Option(metavar="T/C", help="Tasks / classes per task; by default one class a task."),
 ]
 Epochs = Annotated[int, typer.Option(min=1, help="Passes over the samples of a task.")]
-Buffer = Annotated[int, typer.Option(min=0, help="Samples that the method may keep.")]
+Buffer = Annotated[
+    int,
+    typer.Option(min=0, help="Samples that the method may keep; by default 500 if it keeps any."),
+]
 Workers = Annotated[
     int | None, typer.Option(min=1, help="Processes; by default one a core, or four a GPU.")
 ]

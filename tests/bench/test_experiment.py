@@ -114,8 +114,8 @@ print(run(planned("nearest_mean", "digits"), device="cpu").accuracy > 0.8)
 
 
 def test_unknown_names_are_refused_with_the_choice():
-    with pytest.raises(ValueError, match="method out of whitened_pec, pec, .*, got 'er'"):
-        planned("er", "digits")
+    with pytest.raises(ValueError, match="method out of whitened_pec, pec, .*, got 'ere'"):
+        planned("ere", "digits")
     with pytest.raises(ValueError, match="pec has no setting lrr; it has .*lr, "):
         planned("pec", "digits", lrr=1)
 

@@ -19,8 +19,10 @@ SMALL = {
     "randumb": {"dim": 40},
     "slda": {"shrinkage": 1e-4},
     "nearest_mean": {},
-    "finetuning": {"lr": 0.01},
-    "joint": {"lr": 0.01},
+    **{name: {"lr": 0.01} for name, method in METHODS.items() if method.by_task},
+    "bic": {"lr": 0.01, "bias_epochs": 5},
+    "vae_gc": {"lr": 0.01, "importance_samples": 5},
+    "ensemble": {"lr": 0.01, "hidden": [10]},
 }
 WITHOUT_CHANCE = {"slda", "nearest_mean"}  # no teacher to be drawn
 

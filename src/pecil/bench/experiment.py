@@ -31,6 +31,7 @@ INSTEAD = {  # settings of which one does the work of the other
     "budget": "output_dim",
     "output_dim": "budget",
 }
+BUFFER = 500  # samples that a method which replays may keep, unless told otherwise
 CONFUSED = 100  # classes up to which a confusion matrix is kept
 MIB = 2**20
 
@@ -210,7 +211,7 @@ def planned(
     epochs : int
         Passes over the samples of a task.
     buffer : int
-        Samples that the method may keep to replay them.
+        Samples that the method may keep to replay them; 0: 500 if it keeps any.
     validation : bool
         Test on a tenth of the training part, held out, instead of the test part.
     **changes
@@ -222,6 +223,8 @@ def planned(
     for name, given, least in (("epochs", epochs, 1), ("buffer", buffer, 0)):
         if type(given) is not int or given < least:
             raise ValueError(f"{name}: expected a whole number of at least {least}, got {given!r}")
+    if METHODS[method].buffer and buffer == 0:
+        buffer = BUFFER
     if buffer and not METHODS[method].buffer:
         raise ValueError(f"{method} keeps no samples: expected a buffer of 0, got {buffer}")
     if split is None:

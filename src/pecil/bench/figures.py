@@ -35,7 +35,6 @@ SIZES = (  # settings that set a size
 )
 COLUMNS = 3  # panels side by side
 DECADE, LEAST = 10, 5  # what axes reach at the least: a factor, and percents of accuracy
-BUFFER = 500  # samples, for the methods that replay
 
 
 @dataclass(frozen=True)
@@ -189,14 +188,13 @@ def _usual(method: str, dataset: str) -> list[Experiment]:
     """Describe the usual experiments: one class at a time, and several as in Table 2."""
     if method not in METHODS:
         return []
-    buffer = BUFFER if METHODS[method].buffer else 0
     several = dict(
         zip(*(definitions()["table2"][of] for of in ("datasets", "splits")), strict=True)
     )
     splits = [None]
     if not METHODS[method].independent and dataset in several:
         splits.append(several[dataset])
-    return [planned(method, dataset, split, buffer=buffer) for split in splits]
+    return [planned(method, dataset, split) for split in splits]
 
 
 def _setting(name: str, usual: int = 1) -> Callable[[Result], float]:

@@ -5,22 +5,47 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pecil.methods.agem import AGEM
+from pecil.methods.bic import BiC
+from pecil.methods.der import DER, DERpp
+from pecil.methods.ensemble import Ensemble
+from pecil.methods.er import ER
+from pecil.methods.er_ace import ERACE
+from pecil.methods.ewc import EWC
 from pecil.methods.finetuning import FineTuning
+from pecil.methods.icarl import ICaRL
 from pecil.methods.joint import Joint
 from pecil.methods.learner import Learner, Rehearser, check_settings
+from pecil.methods.lwf import LwF
 from pecil.methods.nearest_mean import NearestMean
 from pecil.methods.pec import PECLearner
+from pecil.methods.si import SI
 from pecil.methods.slda import SLDA
 from pecil.methods.trained import Trained
+from pecil.methods.vae_gc import VAEGC
 from pecil.methods.whitened import RECIPE_SETTINGS, RanDumb, WhitenedLearner, whitened_pec
+from pecil.methods.xder import XDER
 from pecil.pec import PEC, WhitenedPEC
 
 __all__ = [
+    "AGEM",
+    "DER",
+    "ER",
+    "ERACE",
+    "EWC",
     "METHODS",
+    "SI",
     "SLDA",
+    "VAEGC",
+    "XDER",
+    "BiC",
+    "DERpp",
+    "Ensemble",
     "FineTuning",
+    "ICaRL",
     "Joint",
     "Learner",
+    "LwF",
     "Method",
     "NearestMean",
     "PECLearner",
@@ -188,6 +213,119 @@ METHODS = {
             "The network of fine-tuning, trained on all classes at once. The upper end.",
             Joint,
             joint=True,
+        ),
+        _trained(
+            "er",
+            "ER",
+            "Chaudhry et al. (2019). On Tiny Episodic Memories in Continual Learning. arXiv.",
+            "Every step is taken on new samples and on as many old ones from a buffer.",
+            ER,
+            buffer=True,
+        ),
+        _trained(
+            "agem",
+            "A-GEM",
+            "Chaudhry, Ranzato, Rohrbach and Elhoseiny (2019). Efficient Lifelong Learning with "
+            "A-GEM. ICLR.",
+            "Gradients that would make a batch of old samples worse are turned until they do not.",
+            AGEM,
+            buffer=True,
+        ),
+        _trained(
+            "der",
+            "DER",
+            "Buzzega, Boschini, Porrello, Abati and Calderara (2020). Dark Experience for General "
+            "Continual Learning. NeurIPS.",
+            "Old samples are kept with what the network said of them, and it is held to that.",
+            DER,
+            buffer=True,
+        ),
+        _trained(
+            "derpp",
+            "DER++",
+            "Buzzega, Boschini, Porrello, Abati and Calderara (2020). Dark Experience for General "
+            "Continual Learning. NeurIPS.",
+            "DER, which is held to the labels of old samples as well.",
+            DERpp,
+            buffer=True,
+        ),
+        _trained(
+            "xder",
+            "X-DER",
+            "Boschini, Bonicelli, Buzzega, Porrello and Calderara (2022). Class-Incremental "
+            "Continual Learning into the eXtended DER-verse. TPAMI.",
+            "DER++ whose memories are brought up to date and whose future heads are prepared.",
+            XDER,
+            buffer=True,
+            revisits=True,
+        ),
+        _trained(
+            "er_ace",
+            "ER-ACE",
+            "Caccia, Aljundi, Asadi, Tuytelaars, Pineau and Belilovsky (2022). New Insights on "
+            "Reducing Abrupt Representation Change in Online Continual Learning. ICLR.",
+            "Replay in which new samples compete with no class of earlier tasks.",
+            ERACE,
+            buffer=True,
+        ),
+        _trained(
+            "icarl",
+            "iCaRL",
+            "Rebuffi, Kolesnikov, Sperl and Lampert (2017). iCaRL: Incremental Classifier and "
+            "Representation Learning. CVPR.",
+            "Chosen samples of each class; the nearest mean of their features names the class.",
+            ICaRL,
+            buffer=True,
+            revisits=True,
+        ),
+        _trained(
+            "bic",
+            "BiC",
+            "Wu, Chen, Wang, Ye, Liu, Guo and Fu (2019). Large Scale Incremental Learning. CVPR.",
+            "Replay and distillation; two numbers per task undo the bias towards new classes.",
+            BiC,
+            buffer=True,
+            revisits=True,
+        ),
+        _trained(
+            "ewc",
+            "EWC",
+            "Kirkpatrick et al. (2017). Overcoming catastrophic forgetting in neural networks. "
+            "PNAS 114.",
+            "Weights that mattered to earlier tasks are held where they were.",
+            EWC,
+            revisits=True,
+        ),
+        _trained(
+            "si",
+            "SI",
+            "Zenke, Poole and Ganguli (2017). Continual Learning Through Synaptic Intelligence. "
+            "ICML.",
+            "As EWC; what a weight matters is summed up along the way.",
+            SI,
+        ),
+        _trained(
+            "lwf",
+            "LwF",
+            "Li and Hoiem (2018). Learning without Forgetting. TPAMI 40.",
+            "On new samples the network is held to what it said before of old classes.",
+            LwF,
+        ),
+        _trained(
+            "vae_gc",
+            "VAE-GC",
+            "Van de Ven, Li and Tolias (2021). Class-Incremental Learning with Generative "
+            "Classifiers. CVPR Workshops.",
+            "A variational autoencoder per class; the likeliest one names the class.",
+            VAEGC,
+        ),
+        _trained(
+            "ensemble",
+            "Ensemble",
+            "Zając, Tuytelaars and van de Ven (2024). Prediction Error-based Classification for "
+            "Class-Incremental Learning. ICLR.",
+            "A network for each task; the largest output of all names the class.",
+            Ensemble,
         ),
     )
 }
