@@ -191,3 +191,22 @@ def test_the_labels_trick_moves_the_task_s_outputs_alone():
     before = learner.network.head.weight.clone()
     learner.learn(x, np.full(20, 3))
     assert torch.equal(learner.network.head.weight, before)  # nothing to learn from one class
+
+
+def test_each_use_of_the_seed_has_its_own_numbers():
+    numbers = set()
+    for seed in range(5):
+        learner = Trained(2, (4,), seed=seed, device="cpu")
+        for use in range(3):
+            numbers.add(float(torch.rand((), generator=learner.generator(use))))
+    assert len(numbers) == 15
+
+
+def test_no_samples_change_nothing():
+    learner = Trained(2, (4,), device="cpu")
+    x, y = np.random.default_rng(0).random((20, 4), np.float32), np.arange(20) % 2
+    learner.begin_task({0: 10, 1: 10})
+    learner.learn(x, y)
+    before = learner.scores(x)
+    learner.learn(x[:0], y[:0])
+    np.testing.assert_array_equal(learner.scores(x), before)

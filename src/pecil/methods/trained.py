@@ -13,7 +13,8 @@ from pecil.methods.networks import Network, network_for
 SCHEDULES = ("linear", "constant")
 PADDING = 4  # pixels around a picture of which crops are taken
 SCORED = 500  # samples scored at a time
-WEIGHTS, BUFFER, PICTURES = range(3)  # uses of the seed
+USES = 3  # of the seed; torch looks at its lower 32 bits alone
+WEIGHTS, BUFFER, PICTURES = range(USES)
 
 
 class Trained:
@@ -97,7 +98,7 @@ class Trained:
 
     def generator(self, use: int) -> torch.Generator:
         """Return a generator of one's own, on the CPU, for one use of the seed."""
-        return torch.Generator().manual_seed(self.seed + use * 2**32)
+        return torch.Generator().manual_seed(USES * self.seed + use)
 
     @property
     def n_parameters(self) -> int:
@@ -121,7 +122,7 @@ class Trained:
         """Take a step on every batch."""
         raw, labels = (torch.as_tensor(part, device=self.device) for part in (x, y))
         self.seen[labels] = True
-        for some, of in self.batches(raw, labels):
+        for some, of in self.batches(raw, labels) if len(raw) else ():
             self.step(some, of)
 
     def batches(self, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
