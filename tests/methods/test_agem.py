@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from test_er import accuracy_on_digits, batches, described, watched_draws
@@ -78,3 +79,13 @@ def test_replayed_samples_are_left_as_they_are_unless_asked_for(transform):
 def test_agem_learns_digits(split):
     accuracy = accuracy_on_digits(AGEM, split, lr=0.001, schedule="linear")
     assert accuracy > 0.25  # fine-tuning: 0.1 and 0.2
+
+
+def test_colour_pictures_are_learned():
+    """Gradients of convolutions may lie in memory in another order."""
+    random = np.random.default_rng(0)
+    x, y = random.integers(0, 256, (12, 16, 16, 3), np.uint8), np.arange(12) % 3
+    learner = AGEM(3, (16, 16, 3), buffer=5, width=2, batch_size=3, device="cpu")
+    learner.begin_task({0: 4, 1: 4, 2: 4})
+    learner.learn(x, y)
+    assert np.isfinite(learner.scores(x)).all()

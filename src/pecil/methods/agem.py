@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.utils import parameters_to_vector
 
 from pecil.methods.er import ER
+from pecil.methods.ewc import flat
 from pecil.methods.trained import Trained
 
 
@@ -75,10 +75,8 @@ class AGEM(ER):
             return loss
         weights = tuple(self.network.parameters())
         reference = F.cross_entropy(self.network(self.replayed(old["x"])), old["y"])
-        g, r = (
-            parameters_to_vector(torch.autograd.grad(each, weights)) for each in (loss, reference)
-        )
-        return parameters_to_vector(weights) @ projected(g, r)
+        g, r = (flat(torch.autograd.grad(each, weights)) for each in (loss, reference))
+        return flat(weights) @ projected(g, r)
 
     def replayed(self, raw: Tensor) -> Tensor:
         """Return samples from the buffer as the network takes them."""

@@ -5,8 +5,8 @@ as soon as they stop coming. The lower end of every class-incremental benchmark.
 
     loss(x, y) = -log softmax(f(x))_y    over all classes, those to come included
 
-With the *labels trick* (Zeng, Chen, Cui and Yu 2019) the softmax has the classes of the task
-alone, so that learning them takes nothing from the scores of others. With one class a task
+With the *labels trick* (Zeno, Golan, Hoffer and Soudry 2018) the softmax has the classes of the
+task alone, so that learning them takes nothing from the scores of others. With one class a task
 nothing is left to learn.
 """
 

@@ -45,7 +45,7 @@ class Trained:
     flip : bool
         Whether mirror images belong to the same class.
     labels_trick : bool
-        Whether the softmax has the classes of the task alone (Zeng et al. 2019).
+        Whether the softmax has the classes of the task alone (Zeno et al. 2018).
     mean, std : float or sequence of float, optional
         Inputs become (x - mean) / std.
     seed : int
