@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+MANY = 2**62  # against which any number of rows is small
+
 
 class Reservoir:
     """Keeps at most ``capacity`` rows of named fields.
@@ -49,21 +51,19 @@ class Reservoir:
                 shape = (self.capacity, *values.shape[1:])
                 self._fields[name] = values.new_zeros(shape, device=self.device)
         places = self._places(len(next(iter(rows.values()))))
-        kept = [(place, k) for place, k in places.items() if place < self.capacity]
-        if kept:
-            to, of = torch.tensor(kept).T
+        if places:
+            to, of = torch.tensor([[*places], [*places.values()]], device=self.device)
             for name, values in rows.items():
-                self._fields[name][to.to(self.device)] = values.detach()[of.to(values.device)]
+                self._fields[name].index_copy_(0, to, values.detach().index_select(0, of))
 
     def _places(self, n: int) -> dict[int, int]:
         """Return which of n new rows ends up at which place; the last to get it has it."""
         places: dict[int, int] = {}
-        for k in range(n):
-            if self.seen < self.capacity:
-                place = self.seen
-            else:
-                place = int(torch.randint(self.seen + 1, (), generator=self.generator))
-            places[place] = k
+        chance = torch.randint(MANY, (n,), generator=self.generator).tolist()
+        for k, drawn in enumerate(chance):
+            place = self.seen if self.seen < self.capacity else drawn % (self.seen + 1)
+            if place < self.capacity:
+                places[place] = k
             self.seen += 1
         return places
 
@@ -75,4 +75,4 @@ class Reservoir:
     def draw(self, n: int) -> dict[str, Tensor]:
         """Return min(n, filled) rows, drawn without replacement."""
         places = self.pick(n)
-        return {name: values[places] for name, values in self._fields.items()}
+        return {name: values.index_select(0, places) for name, values in self._fields.items()}
