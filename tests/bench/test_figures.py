@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 
 from pecil.bench import Experiment, Result, figures, planned
+from pecil.bench.figures import Point
 from pecil.bench.tables import METHODS_TO_COME
 from pecil.data import DATASETS
 from pecil.methods import METHODS
@@ -117,7 +118,8 @@ def test_a_panel_for_each_dataset_is_drawn_without_a_display(tmp_path, monkeypat
     monkeypatch.delenv("DISPLAY", raising=False)
     drawn = []
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
-    MEMORY.draw(MEMORY.points(RESULTS), tmp_path / "memory.png")
+    more = result("pec", "mnist", 0.95, 200_000, budget=20_000)
+    MEMORY.draw(MEMORY.points([*RESULTS, more]), tmp_path / "memory.png")
     panels = [axes for axes in drawn[0].axes if axes.get_visible()]
     assert [axes.get_title(loc="left") for axes in panels] == ["MNIST", "CIFAR-10"]
     assert {axes.get_xscale() for axes in panels} == {"log"}
@@ -158,3 +160,16 @@ def test_small_differences_look_small(tmp_path, monkeypatch):
 def test_without_results_it_says_what_it_needs(tmp_path):
     with pytest.raises(ValueError, match="expected runs of whitened_pec, pec, randumb"):
         MEMORY.draw([], tmp_path / "memory.png")
+
+
+def test_panels_without_a_curve_are_left_out_if_others_have_one(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    points = [
+        Point("slda", dataset, x=x, held=x, accuracy=50, error=0, seeds=1, split="10/1")
+        for dataset, x in (("mnist", 10), ("mnist", 100), ("cifar10", 10))
+    ]
+    MEMORY.draw(points, tmp_path / "m.png")
+    MEMORY.draw(points[1:], tmp_path / "m.png")
+    titles = [[axes.get_title(loc="left") for axes in figure.axes] for figure in drawn]
+    assert titles == [["MNIST"], ["MNIST", "CIFAR-10"]]

@@ -6,6 +6,7 @@ to come, and one of our own: accuracy against memory.
 
 import functools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -137,13 +138,15 @@ class Figure:
         )
 
     def draw(self, points: Sequence[Point], path: str | os.PathLike[str]) -> None:
-        """Draw what `points` gathered."""
+        """Draw what `points` gathered; datasets without a curve are left out if others have one."""
         if not points:
             raise ValueError(
                 f"no results to draw: expected runs of {', '.join(self.methods)} with the usual "
                 f"settings but for {', '.join(self.varied)}"
             )
-        datasets = list(dict.fromkeys(point.dataset for point in points))
+        curves = Counter((point.dataset, point.method, point.split) for point in points)
+        shown = {dataset for (dataset, _, _), n in curves.items() if n > 1}
+        datasets = list(dict.fromkeys(p.dataset for p in points if not shown or p.dataset in shown))
         columns = min(COLUMNS, len(datasets))
         rows = -(-len(datasets) // columns)
         figure = blank(4 * columns, 3.4 * rows + 0.6)
@@ -251,7 +254,7 @@ FIGURES: Mapping[str, Figure] = {
             lambda result: result.n_parameters,
             SIZES,
             methods=("whitened_pec", "pec", "randumb", "slda", "nearest_mean"),
-            datasets=("mnist", "cifar10", "cifar100"),
+            datasets=tuple(DATASETS),
             tuned=(),
             several=False,
         ),
