@@ -29,7 +29,7 @@ from torch import Tensor
 
 ROWS = 4096  # samples added to the scatter at a time
 FEWEST_WAITING = 256
-GROWN, GROWN_FEW = 1.2, 2  # samples, since a factor was made to measure coming ones; fewer than D
+GROWN, GROWN_FEW = 1.2, 1.5  # samples, since a factor was made to measure coming ones; fewer than D
 LEAST = 1e-6  # shrinkage
 STEP = math.sqrt(2)  # the shrinkage is rounded to powers of it: it changes rarely
 
