@@ -10,20 +10,18 @@ discriminants alone would give (temper 1).
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common import ROOT, keep, kept, put
 from pecil.bench.experiment import settings_for
 from pecil.data import load
 from pecil.methods.whitened import whitened_pec
 
-ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "validation" / "calibration.jsonl"
 PAGE = ROOT / "docs" / "whitened-pec.md"
-BEGIN, END = "<!-- calibration: begin -->", "<!-- calibration: end -->"
 BINS = 15
 
 
@@ -90,15 +88,11 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in arguments.names:
         for seed in range(arguments.seeds):
-            row = json.dumps(measure(name, seed))
-            print(row, flush=True)
-            RESULTS.parent.mkdir(parents=True, exist_ok=True)
-            with RESULTS.open("a") as file:
-                file.write(row + "\n")
+            row = measure(name, seed)
+            print(json.dumps(row), flush=True)
+            keep(RESULTS, [row])
     if arguments.table:
-        rows = [json.loads(line) for line in RESULTS.read_text().splitlines()]
-        before, rest = PAGE.read_text().split(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{rest.split(END)[1]}")
+        put(table(kept(RESULTS)), PAGE, "calibration")
 
 
 if __name__ == "__main__":

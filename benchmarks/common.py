@@ -8,7 +8,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -239,6 +239,25 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def keep(path: Path, rows: Iterable[Row]) -> None:
+    """Append rows to a file of results."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def kept(path: Path) -> list[Row]:
+    """Return the rows of a file of results."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def put(text: str, page: Path, name: str) -> None:
+    """Write a text into a page, between the comments that mark its place."""
+    begin, end = (f"<!-- {name}: {border} -->" for border in ("begin", "end"))
+    before, rest = page.read_text(encoding="utf-8").split(begin)
+    page.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}", encoding="utf-8")
+
+
 # --- a benchmark ----------------------------------------------------------------------------
 
 
@@ -307,8 +326,7 @@ class Benchmark:
 
     def newest(self) -> dict[str, list[Row]]:
         """Return, by device, the rows of the last run of each setting on the machine used last."""
-        lines = self.results.read_text().splitlines() if self.results.is_file() else []
-        rows = [json.loads(line) for line in lines]
+        rows = kept(self.results)
         machine = {row["device"]: row["machine"] for row in rows}
         run = {(row["device"], row["setting"]): row["time"] for row in rows}
         return {
@@ -334,12 +352,6 @@ class Benchmark:
                 parts += [f"| {' | '.join(cells)} |\n"]
         return "".join(parts)
 
-    def keep(self, rows: list[Row]) -> None:
-        """Append rows to the results."""
-        self.results.parent.mkdir(parents=True, exist_ok=True)
-        with self.results.open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-
     def main(self, description: str | None) -> None:
         """Measure, keep the figures, write the page."""
         options = self._options(description)
@@ -357,7 +369,7 @@ class Benchmark:
             rows = self.compare(name, setting, device, options.rounds)
             print(self.table({device: rows}))
             if not options.smoke:
-                self.keep(rows)
+                keep(self.results, rows)
         if not options.smoke:
             page = ROOT / "docs" / self.page
             page.write_text(self.head + self.table(self.newest()), encoding="utf-8")

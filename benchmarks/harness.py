@@ -6,7 +6,6 @@ docs/extending.md anew.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from common import ROOT, Row, describe, number, timed
+from common import ROOT, Row, describe, keep, kept, number, put, timed
 from pecil import PEC
 from pecil.bench import tables
 from pecil.bench.experiment import Result, planned, run, settings_for
@@ -27,7 +26,6 @@ from pecil.data import load, stream
 
 RESULTS = ROOT / "results" / "speed" / "harness.jsonl"
 PAGE = ROOT / "docs" / "extending.md"
-BEGIN, END = "<!-- harness: begin -->", "<!-- harness: end -->"
 SEED = 1
 
 
@@ -118,13 +116,8 @@ def main() -> None:
         print(table(row))
         if options.smoke:
             return
-        RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        with RESULTS.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-    newest = json.loads(RESULTS.read_text().splitlines()[-1])
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n{table(newest)}\n{END}{after}", encoding="utf-8")
+        keep(RESULTS, [row])
+    put(table(kept(RESULTS)[-1]), PAGE, "harness")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -21,15 +20,14 @@ import torch
 from torch import Tensor
 
 import pecil
+from common import ROOT, keep, kept, put
 from pecil.bench.experiment import settings_for
 from pecil.data import DATASETS
 from pecil.pec.students import Lesson
 from teachers import held_out
 
-ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "validation" / "leftover.jsonl"
 PAGE = ROOT / "docs" / "whitened-pec.md"
-BEGIN, END = "<!-- leftover: begin -->", "<!-- leftover: end -->"
 
 
 class Leftover(pecil.PEC):
@@ -69,9 +67,7 @@ def compare(name: str, seeds: int, rates: list[float]) -> None:
                     row |= {"lr": lr, "seed": seed, "accuracy": 100 * model.score(held_x, held_y)}
                     row |= {"device": str(model.device_), "torch": torch.__version__}
                     print(json.dumps(row), flush=True)
-                    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-                    with RESULTS.open("a") as file:
-                        file.write(json.dumps(row) + "\n")
+                    keep(RESULTS, [row])
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -108,9 +104,7 @@ def main() -> None:
     for name in arguments.names:
         compare(name, arguments.seeds, arguments.lr)
     if arguments.table:
-        rows = [json.loads(line) for line in RESULTS.read_text().splitlines()]
-        before, rest = PAGE.read_text().split(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{rest.split(END)[1]}")
+        put(table(kept(RESULTS)), PAGE, "leftover")
 
 
 if __name__ == "__main__":

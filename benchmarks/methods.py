@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from common import ROOT, Array, Row, describe, number
+from common import ROOT, Array, Row, describe, keep, kept, number
 from pecil.methods import METHODS
 from pecil.methods.networks import network_for
 
@@ -147,11 +147,9 @@ def main() -> None:
     if options.smoke:
         print(page(rows))
         return
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    with RESULTS.open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-    kept = [json.loads(line) for line in RESULTS.read_text().splitlines()]
-    PAGE.write_text(page(kept), encoding="utf-8")
+    if rows:
+        keep(RESULTS, rows)
+    PAGE.write_text(page(kept(RESULTS)), encoding="utf-8")
 
 
 if __name__ == "__main__":

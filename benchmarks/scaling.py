@@ -13,7 +13,6 @@ each setting stand in docs/cluster.md.
 """
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -25,13 +24,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from common import ROOT, Array, Figures, Row, alone, describe, number, timed
+from common import ROOT, Array, Figures, Row, alone, describe, keep, kept, number, put, timed
 from pecil import PEC, WhitenedPEC
 from pecil.engines.ray import _merged, _Part, fit
 
 RESULTS = ROOT / "results" / "speed" / "scaling.jsonl"
 PAGE = ROOT / "docs" / "cluster.md"
-BEGIN, END = "<!-- scaling: begin -->", "<!-- scaling: end -->"
 STREAM = 10**8  # samples of the stream that is asked about
 PARTS = STREAM / 32_768  # small models that are merged on the way, by one process
 MANY = (1, 16, 64, 256)  # workers that might learn it
@@ -208,15 +206,6 @@ def titled(row: Row) -> str:
     return f"{SETTINGS[row['setting']].title}, {row['device'].upper()}"
 
 
-def write_page() -> None:
-    """Put the tables into the page."""
-    kept = RESULTS.read_text().splitlines() if RESULTS.is_file() else []
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    table = tables([json.loads(line) for line in kept])
-    after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")
-
-
 def main() -> None:
     """Measure, keep the figures, write the tables."""
     parser = argparse.ArgumentParser(
@@ -234,11 +223,9 @@ def main() -> None:
         rows = compare(name, setting, options.device, options.workers)
         print(tables(rows))
         if not options.smoke:
-            RESULTS.parent.mkdir(parents=True, exist_ok=True)
-            with RESULTS.open("a") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows)
+            keep(RESULTS, rows)
     if not options.smoke:
-        write_page()
+        put(tables(kept(RESULTS)), PAGE, "scaling")
 
 
 if __name__ == "__main__":

@@ -12,18 +12,18 @@ import argparse
 import json
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 import pecil
+from common import ROOT, keep, kept
 from pecil.data import load
 from pecil.pec.teachers import RECIPES, RandomFeatures
 
-RESULTS = Path(__file__).parent.parent / "results" / "validation" / "teachers.jsonl"
-PAGE = Path(__file__).parent.parent / "docs" / "teachers.md"
+RESULTS = ROOT / "results" / "validation" / "teachers.jsonl"
+PAGE = ROOT / "docs" / "teachers.md"
 FIXED = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 SIZES: list[dict[str, Any]] = [
     {"sizes": (3,)},
@@ -146,9 +146,7 @@ def compare(name: str, seeds: int, vectors: bool) -> None:
             row["seconds"] = round(time.perf_counter() - start, 2)
             row |= {"device": str(model.device_), "torch": torch.__version__}
             print(json.dumps(row), flush=True)
-            RESULTS.parent.mkdir(parents=True, exist_ok=True)
-            with RESULTS.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            keep(RESULTS, [row])
 
 
 def main() -> None:
@@ -162,7 +160,7 @@ def main() -> None:
     for name in arguments.names:
         compare(name, arguments.seeds, arguments.vectors)
     if arguments.table:
-        PAGE.write_text(page([json.loads(line) for line in RESULTS.read_text().splitlines()]))
+        PAGE.write_text(page(kept(RESULTS)), encoding="utf-8")
 
 
 def page(rows: list[dict[str, Any]]) -> str:

@@ -217,11 +217,6 @@ def test_pictures_are_learned_by_batch_norm_in_its_modes():
     assert learner.network.training
 
 
-def test_the_labels_trick_is_refused():
-    with pytest.raises(ValueError, match="labels_trick: ICaRL .* expected False, got True"):
-        ICaRL(3, (6,), labels_trick=True)
-
-
 def test_before_the_first_sample_every_class_is_unknown():
     learner = ICaRL(3, (6,), device="cpu")
     assert np.isneginf(learner.scores(np.zeros((2, 6)))).all()

@@ -273,3 +273,9 @@ def test_fields_of_a_recipe_are_settings():
 def test_settings_that_a_teacher_does_not_have_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         whitened_pec(**settings)
+
+
+@pytest.mark.parametrize("name", ["icarl", "bic", "xder", "vae_gc", "ensemble"])
+def test_the_labels_trick_is_refused_where_it_would_do_nothing(name):
+    with pytest.raises(ValueError, match=r"labels_trick: .* expected False, got True"):
+        METHODS[name].learner(3, (6,), labels_trick=True, device="cpu")

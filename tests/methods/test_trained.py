@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from pecil.methods.buffer import Reservoir
 from pecil.methods.networks import network_for
-from pecil.methods.trained import Trained
+from pecil.methods.trained import USES, Trained
 
 CPU = torch.device("cpu")
 
@@ -197,9 +197,9 @@ def test_each_use_of_the_seed_has_its_own_numbers():
     numbers = set()
     for seed in range(5):
         learner = Trained(2, (4,), seed=seed, device="cpu")
-        for use in range(3):
+        for use in range(USES):
             numbers.add(float(torch.rand((), generator=learner.generator(use))))
-    assert len(numbers) == 15
+    assert len(numbers) == 5 * USES
 
 
 def test_no_samples_change_nothing():

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from pecil.methods.er import ER
 from pecil.methods.ewc import flat
+from pecil.methods.learner import scaled
 from pecil.methods.trained import Trained
 
 
@@ -82,7 +83,7 @@ class AGEM(ER):
         """Return samples from the buffer as the network takes them."""
         if self.transform:
             return super().replayed(raw)
-        x = raw / 255 if raw.dtype == torch.uint8 else raw.float()
+        x = scaled(raw)
         return x.movedim(-1, 1) if x.ndim == 4 else x.flatten(1)
 
 

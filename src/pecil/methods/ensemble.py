@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pecil.methods.learner import Array
-from pecil.methods.networks import Network, network_for
+from pecil.methods.networks import Network, draw, network_for
 from pecil.methods.trained import WEIGHTS, Trained
-from pecil.methods.vae_gc import draw
 
 NETWORKS = ("full", "small", "pec")
 ROWS = 50  # samples at a time for PEC's convolution, which has tens of thousands of channels
@@ -74,6 +73,8 @@ class Ensemble(Trained):
     >>> bool((scores[y > 1, 2:].argmax(axis=1) == y[y > 1] - 2).all())
     True
     """
+
+    may_mask = False
 
     def __init__(
         self,

@@ -13,18 +13,14 @@ Memories in Continual Learning. Robins (1995) has the idea, as rehearsal; Vitter
 reservoir.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pecil.methods.buffer import Reservoir
-from pecil.methods.trained import BUFFER, Trained
+from pecil.methods.trained import Replaying
 
 
-class ER(Trained):
+class ER(Replaying):
     """One step on the new samples and on as many old ones (Chaudhry et al. 2019).
 
     Departure of the benchmark: replayed colour pictures are always cropped at random (and
@@ -53,17 +49,6 @@ class ER(Trained):
     >>> learner.n_buffered
     10
     """
-
-    def __init__(
-        self, n_classes: int, input_shape: Sequence[int], *, buffer: int = 500, **given: Any
-    ) -> None:
-        super().__init__(n_classes, input_shape, **given)
-        self.buffer = Reservoir(buffer, self.generator(BUFFER).initial_seed(), self.device)
-
-    @property
-    def n_buffered(self) -> int:
-        """The samples that it keeps now."""
-        return len(self.buffer)
 
     def loss(self, raw: Tensor, labels: Tensor) -> Tensor:
         """Return the mean cross-entropy over new samples and old."""

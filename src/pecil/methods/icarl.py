@@ -16,6 +16,7 @@ in the features φ of the network; classes are named by the means of their exemp
 Here, too, is what BiC and X-DER share with it: a task's samples held until the task ends.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -27,12 +28,12 @@ from torch.nn import functional as F
 from pecil.methods.buffer import Reservoir
 from pecil.methods.learner import Array
 from pecil.methods.networks import Network
-from pecil.methods.trained import BUFFER, SCORED, Trained
+from pecil.methods.trained import SCORED, Replaying
 
 Rows = dict[str, Tensor]
 
 
-class Revisiting(Trained):
+class Revisiting(Replaying):
     """A network with a buffer that is filled when a task ends; the task is held until then.
 
     A sample that came before in the task is not held again: it belongs to another pass.
@@ -45,21 +46,7 @@ class Revisiting(Trained):
         Samples that may be kept.
     """
 
-    def __init__(
-        self, n_classes: int, input_shape: Sequence[int], *, buffer: int, **given: Any
-    ) -> None:
-        if given.get("labels_trick"):
-            raise ValueError(
-                f"labels_trick: {type(self).__name__} itself says which classes compete; "
-                "expected False, got True"
-            )
-        super().__init__(n_classes, input_shape, **given)
-        self.buffer = Reservoir(buffer, self.generator(BUFFER).initial_seed(), self.device)
-
-    @property
-    def n_buffered(self) -> int:
-        """The samples that it keeps now."""
-        return len(self.buffer)
+    may_mask = False
 
     def begin_task(self, counts: Mapping[int, int]) -> None:
         """Start anew, remember which classes came before."""
@@ -88,7 +75,7 @@ class Revisiting(Trained):
         return {name: values[order] for name, values in rows.items()}
 
 
-class Merging(Revisiting):
+class Merging(Revisiting, ABC):
     """Goes over a task's samples and those of the buffer together, mixed.
 
     What `learn` is given is a pass, and the buffer is merged into it. In smaller portions the
@@ -132,9 +119,9 @@ class Merging(Revisiting):
             self.fill()
         self.held = []
 
+    @abstractmethod
     def fill(self) -> None:
         """Put samples of the task into the buffer."""
-        raise NotImplementedError
 
 
 class ICaRL(Merging):

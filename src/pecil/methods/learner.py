@@ -82,8 +82,8 @@ class Inputs:
         """Return (n, features), float32."""
         inputs = torch.as_tensor(x, device=self.device)
         if self.size is not None:
-            inputs = _resized(inputs, self.size)
-        inputs = inputs / 255 if inputs.dtype == torch.uint8 else inputs.float()
+            inputs = resized(inputs, self.size)
+        inputs = scaled(inputs)
         if self.mean is not None:
             inputs = inputs - inputs.new_tensor(self.mean)
         if self.std is not None:
@@ -96,7 +96,12 @@ class Inputs:
         return (shape if self.size is None else shape[2:]).numel() * (self.size or 1) ** 2
 
 
-def _resized(images: Tensor, size: int) -> Tensor:
+def scaled(raw: Tensor) -> Tensor:
+    """Return samples as floats: bytes between 0 and 1, others as they are."""
+    return raw / 255 if raw.dtype == torch.uint8 else raw.float()
+
+
+def resized(images: Tensor, size: int) -> Tensor:
     """Bring images of bytes, (n, h, w) or (n, h, w, c), to another height and width."""
     if images.dtype != torch.uint8 or images.ndim < 3:
         shape = tuple(images.shape)

@@ -96,15 +96,19 @@ def resnet18(channels: int, n_outputs: int, width: int, generator: torch.Generat
                 n_in = times * width
         layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
         network = Network(nn.Sequential(*layers), nn.Linear(n_in, n_outputs))
-    network.to_empty(device="cpu")
-    for layer in network.modules():
-        if isinstance(layer, nn.BatchNorm2d):
-            layer.reset_parameters()
-        elif isinstance(layer, nn.Conv2d | nn.Linear):
+    draw(network.to_empty(device="cpu"), generator)
+    return network
+
+
+def draw(module: nn.Module, generator: torch.Generator) -> None:
+    """Give all layers PyTorch's default initial values, out of a generator on the CPU."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
             bound = 1 / math.sqrt(layer.weight[0].numel())
             for values in layer.parameters():
                 nn.init.uniform_(values, -bound, bound, generator=generator)
-    return network
+        elif isinstance(layer, nn.BatchNorm2d | nn.InstanceNorm2d | nn.LayerNorm):
+            layer.reset_parameters()
 
 
 class _Block(nn.Module):

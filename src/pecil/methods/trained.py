@@ -7,14 +7,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pecil.methods.learner import Array
+from pecil.methods.buffer import Reservoir
+from pecil.methods.learner import Array, scaled
 from pecil.methods.networks import Network, network_for
 
 SCHEDULES = ("linear", "constant")
 PADDING = 4  # pixels around a picture of which crops are taken
 SCORED = 500  # samples scored at a time
-USES = 3  # of the seed; torch looks at its lower 32 bits alone
-WEIGHTS, BUFFER, PICTURES = range(USES)
+USES = 5  # of the seed; torch looks at its lower 32 bits alone
+WEIGHTS, BUFFER, PICTURES, NOISE, SAMPLES = range(USES)
 
 
 class Trained:
@@ -54,6 +55,9 @@ class Trained:
         "auto", "cpu", "cuda", ...
     """
 
+    may_mask = True
+    """Is the labels trick for this method? Others say themselves which classes compete."""
+
     def __init__(
         self,
         n_classes: int,
@@ -76,6 +80,11 @@ class Trained:
             raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, not {schedule!r}")
         if type(batch_size) is not int or batch_size < 1:
             raise ValueError(f"batch_size must be a whole number from 1, not {batch_size!r}")
+        if labels_trick and not self.may_mask:
+            raise ValueError(
+                f"labels_trick: {type(self).__name__} itself says which classes compete; "
+                "expected False, got True"
+            )
         auto = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(auto if device == "auto" else device)
         self.n_classes, self.input_shape = n_classes, tuple(input_shape)
@@ -156,7 +165,7 @@ class Trained:
 
     def view(self, raw: Tensor, augment: bool | None = None) -> Tensor:
         """Return samples as the network takes them; colour pictures augmented if asked for."""
-        x = raw / 255 if raw.dtype == torch.uint8 else raw.float()
+        x = scaled(raw)
         if len(self.input_shape) == 3:
             x = x.movedim(-1, 1)  # channels first
             if self.augment if augment is None else augment:
@@ -204,3 +213,26 @@ class Trained:
         """Return the scores of inputs, the network in evaluation mode."""
         logits: Tensor = self.network(inputs)
         return logits
+
+
+class Replaying(Trained):
+    """A network with a buffer of samples.
+
+    Parameters
+    ----------
+    n_classes, input_shape, **given
+        See `Trained`.
+    buffer : int
+        The samples that may be kept.
+    """
+
+    def __init__(
+        self, n_classes: int, input_shape: Sequence[int], *, buffer: int = 500, **given: Any
+    ) -> None:
+        super().__init__(n_classes, input_shape, **given)
+        self.buffer = Reservoir(buffer, self.generator(BUFFER).initial_seed(), self.device)
+
+    @property
+    def n_buffered(self) -> int:
+        """The samples that it keeps now."""
+        return len(self.buffer)

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pecil.methods.learner import Array, _resized
-from pecil.methods.trained import WEIGHTS, Trained
+from pecil.methods.learner import Array, resized
+from pecil.methods.networks import draw
+from pecil.methods.trained import NOISE, SAMPLES, WEIGHTS, Trained
 
 UPDATES = ("released", "batch")
-NOISE, SAMPLES = 3, 4  # uses of the seed, beside those of all methods
 CPU_MOST, GPU_MOST = 2**20, 2**26  # numbers decoded at a time
 
 
@@ -80,6 +80,8 @@ class VAEGC(Trained):
     True
     """
 
+    may_mask = False
+
     def __init__(
         self,
         n_classes: int,
@@ -126,7 +128,7 @@ class VAEGC(Trained):
 
     def view(self, raw: Tensor, augment: bool | None = None) -> Tensor:
         """Return samples as the VAEs take them, resized if asked for."""
-        return super().view(raw if self.size is None else _resized(raw, self.size), augment)
+        return super().view(raw if self.size is None else resized(raw, self.size), augment)
 
     # ------------------------------------------------------------------------ learning
 
@@ -277,17 +279,6 @@ def conv_vae(shape: Sequence[int], width: int, latent: int, binary: bool) -> VAE
     )
     encoder = nn.Sequential(*_normalised(down), nn.Flatten())
     return VAE(encoder, n_features, latent, decoder, binary)
-
-
-def draw(module: nn.Module, generator: torch.Generator) -> None:
-    """Give all layers PyTorch's default initial values, out of a generator on the CPU."""
-    for layer in module.modules():
-        if isinstance(layer, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
-            bound = 1 / math.sqrt(layer.weight[0].numel())
-            for values in layer.parameters():
-                nn.init.uniform_(values, -bound, bound, generator=generator)
-        elif isinstance(layer, nn.BatchNorm2d | nn.InstanceNorm2d | nn.LayerNorm):
-            layer.reset_parameters()
 
 
 def _rectified(widths: Sequence[int]) -> list[nn.Module]:

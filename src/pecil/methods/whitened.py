@@ -55,11 +55,7 @@ def _changed(teacher: Any, changes: Mapping[str, Any]) -> Any:
         )
     allowed = [field.name for field in fields(recipe) if field.name in RECIPE_SETTINGS]
     check_settings(f"the teacher {teacher!r}", changes, allowed)
-    try:
-        return replace(recipe, **changes)
-    except TypeError as error:
-        shown = ", ".join(f"{name}={value!r}" for name, value in changes.items())
-        raise ValueError(f"the teacher {teacher!r} cannot have {shown}: {error}") from error
+    return replace(recipe, **changes)
 
 
 class WhitenedLearner:

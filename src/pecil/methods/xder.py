@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pecil.methods.icarl import Revisiting, keep_first
-from pecil.methods.learner import Array
+from pecil.methods.learner import Array, scaled
 
 VIEWS = 2  # of each sample, for the contrastive loss
 AREA, RATIO = (0.2, 1.0), (3 / 4, 4 / 3)  # of the parts of pictures that views show
@@ -236,7 +236,7 @@ class XDER(Revisiting):
         """
         if raw.ndim == 2:
             return raw
-        x = raw / 255 if raw.dtype == torch.uint8 else raw.float()
+        x = scaled(raw)
         x = x.unsqueeze(1) if x.ndim == 3 else x.movedim(-1, 1)
         x = recoloured(zoomed(x, self.chance), self.chance)
         x = x.clamp(0, 1) if raw.dtype == torch.uint8 else x

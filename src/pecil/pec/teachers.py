@@ -464,12 +464,9 @@ def _even_odd(x: Tensor) -> list[Tensor]:
 
     The last axis has k columns; of the results' (k + 1)//2 and k//2.
     """
-    size, mirrored = x.shape[-1], x.flip(-1)
-    halves = (size + 1) // 2, size // 2
-    return [
-        x[..., : halves[0]] + mirrored[..., : halves[0]],
-        x[..., : halves[1]] - mirrored[..., : halves[1]],
-    ]
+    size, half = x.shape[-1], (x.shape[-1] + 1) // 2
+    left, right = x[..., :half], x[..., size - half :].flip(-1)
+    return [left + right, (left - right)[..., : size // 2]]
 
 
 def _normalised(patches: Tensor) -> Tensor:
