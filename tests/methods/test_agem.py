@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from test_er import accuracy_on_digits, batches, described, watched_draws
+from helpers import accuracy_on_digits, batches, described, watched_draws
 from torch.nn import functional as F
 
 from pecil.checks import check_learner
@@ -14,7 +14,7 @@ def gradient(network, x, y):
 
 
 def test_agem_keeps_to_what_all_methods_keep_to():
-    check_learner(described("agem", AGEM), lr=0.01)
+    check_learner(described(AGEM), lr=0.01)
 
 
 def test_a_projected_gradient_is_the_nearest_that_does_not_oppose_the_reference():
@@ -77,7 +77,8 @@ def test_replayed_samples_are_left_as_they_are_unless_asked_for(transform):
 
 @pytest.mark.parametrize("split", ["10/1", "5/2"])
 def test_agem_learns_digits(split):
-    accuracy = accuracy_on_digits(AGEM, split, lr=0.001, schedule="linear")
+    learner = AGEM(10, (8, 8), buffer=100, lr=0.001, schedule="linear", device="cpu")
+    accuracy = accuracy_on_digits(learner, split)
     assert accuracy > 0.25  # fine-tuning: 0.1 and 0.2
 
 

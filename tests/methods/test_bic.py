@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from test_icarl import accuracy_on_digits, method, taught, watched
+from helpers import accuracy_on_digits, described, taught, watched_steps
 from torch.nn import functional as F
 
 from pecil.checks import check_learner
@@ -10,13 +10,14 @@ from pecil.methods.bic import Bias, BiC
 
 @pytest.mark.parametrize("released", [True, False])
 def test_bic_keeps_to_what_all_methods_keep_to(released):
-    check_learner(method(BiC), lr=0.01, buffer=20, bias_epochs=20, released=released)
+    method = described(BiC, revisits=True)
+    check_learner(method, lr=0.01, buffer=20, bias_epochs=20, released=released)
 
 
-@pytest.mark.parametrize(("per_task", "released"), [(1, True), (2, True), (2, False)])
-def test_digits_are_learned(per_task, released):
+@pytest.mark.parametrize(("split", "released"), [("10/1", True), ("5/2", True), ("5/2", False)])
+def test_digits_are_learned(split, released):
     learner = BiC(10, (8, 8), lr=0.003, buffer=200, bias_epochs=50, released=released, device="cpu")
-    assert accuracy_on_digits(learner, per_task) > 0.65
+    assert accuracy_on_digits(learner, split, passes=2) > 0.65
     assert 180 < learner.n_buffered <= 200
 
 
@@ -94,7 +95,7 @@ def test_the_first_task_is_plain_cross_entropy_over_its_classes():
 
 def test_as_many_of_the_task_as_of_the_buffer_are_set_aside_and_never_trained_on():
     learner = taught(BiC(4, (6,), buffer=200, device="cpu"), [0], n=300)
-    batches = watched(learner)
+    batches = watched_steps(learner)
     x = np.random.default_rng(1).random((300, 6), np.float32)
     learner.begin_task({1: 600})
     for order in (np.arange(300), np.arange(300)[::-1]):

@@ -1,57 +1,14 @@
-import numpy as np
 import pytest
 import torch
+from helpers import accuracy_on_digits, batches, described, watched_draws, watched_passes
 from torch.nn import functional as F
 
 from pecil.checks import check_learner
-from pecil.data import load, stream
-from pecil.methods import Method
 from pecil.methods.er import ER
 
 
-def described(name, learner):
-    return Method(
-        name, name.upper(), "A work", "An idea.", learner, options=(), buffer=True, by_task=True
-    )
-
-
-def accuracy_on_digits(learner_class, split, **settings):
-    """Return the accuracy after one pass over the digits."""
-    digits = load("digits")
-    learner = learner_class(10, (8, 8), buffer=100, batch_size=10, device="cpu", **settings)
-    for task in stream(digits, split, seed=1):
-        labels, counts = np.unique(task.y, return_counts=True)
-        learner.begin_task(dict(zip(labels.tolist(), counts.tolist(), strict=True)))
-        learner.learn(task.x, task.y)
-        learner.end_task()
-    return float((learner.scores(digits.test_x).argmax(axis=1) == digits.test_y).mean())
-
-
-def batches(*sizes, labels=(0, 1, 2), shape=(4,), seed=0):
-    """Return batches of random samples; the first number of each is its own."""
-    n = sum(sizes)
-    random = np.random.default_rng(seed)
-    x = torch.from_numpy(random.normal(size=(n, *shape)).astype(np.float32))
-    y = torch.tensor(labels)[torch.arange(n) % len(labels)]
-    return list(zip(x.split(sizes), y.split(sizes), strict=True))
-
-
-def watched_draws(learner):
-    """Return a list to which every draw from the buffer is added."""
-    drawn, draw = [], learner.buffer.draw
-    learner.buffer.draw = lambda n: drawn.append(draw(n)) or drawn[-1]
-    return drawn
-
-
-def watched_passes(learner):
-    """Return a list to which the inputs of every forward pass are added."""
-    passes = []
-    learner.network.register_forward_hook(lambda _, given, logits: passes.append(given[0]))
-    return passes
-
-
 def test_er_keeps_to_what_all_methods_keep_to():
-    check_learner(described("er", ER), lr=0.01)
+    check_learner(described(ER), lr=0.01)
 
 
 def test_the_loss_is_one_mean_over_new_samples_and_old_ones():
@@ -109,4 +66,5 @@ def test_the_labels_trick_is_for_new_samples():
 
 @pytest.mark.parametrize("split", ["10/1", "5/2"])
 def test_er_learns_digits(split):
-    assert accuracy_on_digits(ER, split, lr=0.003) > 0.5  # fine-tuning: 0.1 and 0.2
+    learner = ER(10, (8, 8), buffer=100, lr=0.003, device="cpu")
+    assert accuracy_on_digits(learner, split) > 0.5  # fine-tuning: 0.1 and 0.2

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from test_er import accuracy_on_digits, batches, described, watched_draws, watched_passes
+from helpers import accuracy_on_digits, batches, described, watched_draws, watched_passes
 from torch.nn import functional as F
 
 from pecil.checks import check_learner
@@ -18,7 +18,7 @@ def after_a_task(labels=(0, 1), shape=(4,), **settings):
 
 
 def test_er_ace_keeps_to_what_all_methods_keep_to():
-    check_learner(described("er_ace", ERACE), lr=0.01)
+    check_learner(described(ERACE), lr=0.01)
 
 
 def test_the_first_task_is_learned_without_replay():
@@ -88,4 +88,5 @@ def test_replayed_pictures_are_a_batch_of_their_own():
 
 @pytest.mark.parametrize("split", ["10/1", "5/2"])
 def test_er_ace_learns_digits(split):
-    assert accuracy_on_digits(ERACE, split, lr=0.003) > 0.55
+    learner = ERACE(10, (8, 8), buffer=100, lr=0.003, device="cpu")
+    assert accuracy_on_digits(learner, split) > 0.55

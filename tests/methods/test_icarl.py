@@ -3,65 +3,24 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
+from helpers import accuracy_on_digits, described, taught, watched_steps
 from torch.nn import functional as F
 
 from pecil.checks import check_learner
-from pecil.methods import Method
 from pecil.methods.buffer import Reservoir
 from pecil.methods.icarl import ICaRL, first_of_each, herded, keep_first
 from pecil.methods.xder import XDER
 
 
-def method(learner):
-    about = {"reference": "-", "description": "-", "options": ("buffer", "lr")}
-    name = learner.__name__
-    return Method(name, name, learner=learner, buffer=True, revisits=True, **about)
-
-
-def digits():
-    """Return training and test samples, as bytes."""
-    x, y = load_digits(return_X_y=True)
-    x = (x.reshape(-1, 8, 8) * 15).astype(np.uint8)
-    return (x[:1300], y[:1300]), (x[1300:], y[1300:])
-
-
-def accuracy_on_digits(learner, per_task, passes=2):
-    """Learn digits task by task and return the share of test samples named right."""
-    (x, y), (test_x, test_y) = digits()
-    random = np.random.default_rng(0)
-    for first in range(0, 10, per_task):
-        rows = np.flatnonzero((y >= first) & (y < first + per_task))
-        labels, counts = np.unique(y[rows], return_counts=True)
-        learner.begin_task(dict(zip(labels.tolist(), (passes * counts).tolist(), strict=True)))
-        for _ in range(passes):
-            order = random.permutation(rows)
-            learner.learn(x[order], y[order])
-        learner.end_task()
-    return (learner.scores(test_x).argmax(axis=1) == test_y).mean()
-
-
-def taught(learner, *tasks, n=12, shape=(6,), seed=0):
-    """Teach random samples of tasks, each a list of classes, as whole passes."""
-    random = np.random.default_rng(seed)
-    for classes in tasks:
-        x = random.random((n * len(classes), *shape), np.float32)
-        y = np.arange(len(x)) % len(classes) + classes[0]
-        learner.begin_task({label: n for label in classes})
-        learner.learn(x, y)
-        learner.end_task()
-    return learner
-
-
 @pytest.mark.parametrize("released", [True, False])
 def test_icarl_keeps_to_what_all_methods_keep_to(released):
-    check_learner(method(ICaRL), lr=0.01, buffer=20, released=released)
+    check_learner(described(ICaRL, revisits=True), lr=0.01, buffer=20, released=released)
 
 
-@pytest.mark.parametrize(("per_task", "released"), [(1, True), (2, True), (2, False)])
-def test_digits_are_learned(per_task, released):
+@pytest.mark.parametrize(("split", "released"), [("10/1", True), ("5/2", True), ("5/2", False)])
+def test_digits_are_learned(split, released):
     learner = ICaRL(10, (8, 8), lr=0.003, buffer=100, released=released, device="cpu")
-    assert accuracy_on_digits(learner, per_task) > 0.7
+    assert accuracy_on_digits(learner, split, passes=2) > 0.7
     assert learner.n_buffered == 100
 
 
@@ -105,7 +64,7 @@ def test_a_class_that_comes_again_has_no_more_than_its_share():
 
 
 def test_the_first_rows_of_each_group_are_kept():
-    buffer = Reservoir(10, 0, torch.device("cpu"))
+    buffer = Reservoir(10, 0, Chance(torch.device("cpu")))
     keep_first(buffer, 3)  # nothing to keep
     groups = torch.tensor([4, 1, 4, 1, 1, 7])
     buffer.add(x=torch.arange(6.0), y=groups)
@@ -169,16 +128,9 @@ def test_within_a_task_its_samples_stand_for_exemplars():
 # ------------------------------------------------------------------- merging and holding
 
 
-def watched(learner):
-    """Return a list that is going to hold the batches that the learner steps on."""
-    batches, step = [], learner.step
-    learner.step = lambda raw, labels: (batches.append(labels.tolist()), step(raw, labels))
-    return batches
-
-
 def test_the_buffer_is_merged_into_every_pass_and_counted_by_the_schedule():
     learner = taught(ICaRL(3, (6,), buffer=7, schedule="linear", batch_size=5, device="cpu"), [0])
-    batches, rates = watched(learner), []
+    batches, rates = watched_steps(learner), []
     x = np.random.default_rng(1).random((11, 6), np.float32)
     learner.begin_task({1: 22})
     for order in (np.arange(11), np.arange(11)[::-1]):
@@ -196,7 +148,7 @@ def test_the_buffer_is_merged_into_every_pass_and_counted_by_the_schedule():
 
 def test_in_portions_the_buffer_comes_with_the_first():
     learner = taught(ICaRL(3, (6,), buffer=7, batch_size=20, device="cpu"), [0])
-    batches = watched(learner)
+    batches = watched_steps(learner)
     x = np.random.default_rng(1).random((12, 6), np.float32)
     learner.begin_task({1: 24})
     for _ in range(2):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from test_icarl import accuracy_on_digits, method, taught
+from helpers import accuracy_on_digits, described, taught
 from torch.nn import functional as F
 
 from pecil.checks import check_learner
@@ -16,13 +16,13 @@ from pecil.methods.xder import (
 
 
 def test_xder_keeps_to_what_all_methods_keep_to():
-    check_learner(method(XDER), lr=0.01, buffer=20)
+    check_learner(described(XDER, revisits=True), lr=0.01, buffer=20)
 
 
-@pytest.mark.parametrize("per_task", [1, 2])
-def test_digits_are_learned(per_task):
+@pytest.mark.parametrize("split", ["10/1", "5/2"])
+def test_digits_are_learned(split):
     learner = XDER(10, (8, 8), lr=0.003, buffer=100, device="cpu")
-    assert accuracy_on_digits(learner, per_task) > 0.6
+    assert accuracy_on_digits(learner, split, passes=2) > 0.6
     assert learner.n_buffered == 100
 
 
