@@ -140,11 +140,11 @@ def test_settings_of_one_dataset_alone():
     assert "output_dim" not in single
 
 
-def test_counts_agree_within_two_percent():
+def test_counts_agree_within_three_percent():
     def held(n):
         return [replace(result(0.9), n_parameters=n)]
 
-    cells = [cell("parameters", "mnist", results=held(n)) for n in (89_590, 91_300, 92_000)]
+    cells = [cell("parameters", "mnist", results=held(n)) for n in (89_590, 92_200, 92_400)]
     assert [c.agrees for c in cells] == [True, True, False]
     assert cells[0].columns()[2:] == ("89.6K", "1", "89.6K", "+0.0 %", "yes")
     assert cell("macs", "mnist", results=held(1)).our_text == "not run"  # never counted
@@ -180,7 +180,7 @@ PAPER = {  # rows and datasets
     "initialisation": (5, 2),
     "linear": (3, 5),
     "ensemble": (4, 5),
-    "parameters": (3, 5),
+    "parameters": (5, 5),
     "macs": (2, 5),
 }
 
@@ -197,7 +197,7 @@ def test_every_table_of_the_paper_is_defined():
     assert sizes == PAPER | OURS
     numbers = [c.paper for name in PAPER for c in tables.cells(name, [])]
     assert None not in numbers
-    assert len(numbers) - 5 * 5 == 622  # accuracies, apart from parameters and operations
+    assert len(numbers) - 7 * 5 == 622  # accuracies, apart from parameters and operations
 
 
 @pytest.mark.parametrize("name", DEFINED)

@@ -56,7 +56,7 @@ def _count(of: Callable[[Result], float | None]) -> Measure:
         of,
         count_text,
         difference=lambda ours, paper: f"{round(100 * (ours / paper - 1), 1) + 0.0:+.1f} %",
-        tolerance=lambda paper, error: 0.02 * paper,
+        tolerance=lambda paper, error: 0.03 * paper,
     )
 
 
@@ -112,7 +112,7 @@ class Cell:
     def agrees(self) -> bool | None:
         """Whether ours is within max(1 point, 2 combined standard errors) of the paper's.
 
-        Counts, which the paper rounds, must be within 2 %. None where there is nothing to
+        Counts, which the paper rounds, must be within 3 %. None where there is nothing to
         compare.
         """
         if not self.ours or self.paper is None:
