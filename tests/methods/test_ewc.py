@@ -8,11 +8,10 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch.nn import functional as F
-from torch.nn.utils import parameters_to_vector
 
 from pecil.checks import check_learner
 from pecil.methods import Method
-from pecil.methods.ewc import EWC
+from pecil.methods.ewc import EWC, flat
 
 METHOD = Method(
     "ewc", "EWC", "Kirkpatrick et al. (2017)", "Held.", EWC, (), by_task=True, revisits=True
@@ -43,7 +42,7 @@ def one_by_one(network, inputs, labels, mask=None):
             logits = logits.masked_fill(~mask, -torch.inf)
         value = logits.log_softmax(0)[label]
         value.backward()
-        slopes = parameters_to_vector(p.grad for p in network.parameters())
+        slopes = flat(p.grad for p in network.parameters())
         total = total + value.detach().exp() * slopes**2
     return total
 
@@ -175,9 +174,9 @@ def test_a_large_weight_holds_what_matters():
     for lam in (0.0, 1e5):
         learner = taught(learner_of(4, (5,), hidden=(), lam=lam, lr=0.01), *data(300))
         matters = learner.importance > learner.importance.median()
-        before = parameters_to_vector(learner.network.parameters()).detach()
+        before = flat(learner.network.parameters()).detach()
         taught(learner, *data(300, classes=(2, 3), seed=1))
-        after = parameters_to_vector(learner.network.parameters()).detach()
+        after = flat(learner.network.parameters()).detach()
         moved.append((after - before)[matters].abs().mean())
     assert moved[1] < 0.3 * moved[0]
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from pecil.checks import check_learner
 from pecil.methods.buffer import Reservoir
 from pecil.methods.icarl import ICaRL, first_of_each, herded, keep_first
+from pecil.methods.recording import Chance
 from pecil.methods.xder import XDER
 
 
@@ -135,7 +136,7 @@ def test_the_buffer_is_merged_into_every_pass_and_counted_by_the_schedule():
     learner.begin_task({1: 22})
     for order in (np.arange(11), np.arange(11)[::-1]):
         learner.learn(x[order], np.ones(11, int))
-        rates.append(learner.optimizer.param_groups[0]["lr"])
+        rates.append(float(learner.rate))
     assert learner.n_held == 11
     assert [len(labels) for labels in batches] == [5, 5, 5, 3] * 2
     for a_pass in (batches[:4], batches[4:]):

@@ -195,7 +195,7 @@ def test_the_linear_schedule_falls_to_zero_within_a_task(blobs):
         learner.begin_task({0: 40, 1: 40, 2: 40})
         for rows in np.split(np.arange(120), 3):
             learner.learn(x[rows], y[rows])
-            rates.append(learner.optimizer.param_groups[0]["lr"])
+            rates.append(float(learner.rate))
     np.testing.assert_allclose(rates, 0.01 * np.array([1, 2 / 3, 1 / 3] * 2))
     before = learner.scores(x)
     learner.learn(x, y)  # more than was announced

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from pecil.methods.buffer import Reservoir
 from pecil.methods.networks import network_for
+from pecil.methods.recording import Chance
 from pecil.methods.trained import USES, Trained
 
 CPU = torch.device("cpu")
@@ -72,7 +73,7 @@ def test_a_reservoir_is_uniform():
     """Each of 40 rows is kept by a third of the reservoirs: 13 places for 39 rows."""
     times, counts = 3000, np.zeros(39)
     for seed in range(times):
-        kept = Reservoir(13, seed, CPU)
+        kept = Reservoir(13, seed, Chance(CPU))
         for rows in torch.arange(39).split(10):  # in batches
             kept.add(y=rows)
         assert len(kept) == 13 == len(kept.fields["y"].unique())
@@ -84,7 +85,7 @@ def test_a_reservoir_is_uniform():
 
 
 def test_a_reservoir_keeps_fields_together_and_draws_without_replacement():
-    kept = Reservoir(5, 0, CPU)
+    kept = Reservoir(5, 0, Chance(CPU))
     assert len(kept) == 0 and kept.draw(3) == {}
     for k in range(20):
         rows = torch.tensor([2 * k, 2 * k + 1])
@@ -99,11 +100,11 @@ def test_a_reservoir_keeps_fields_together_and_draws_without_replacement():
 @pytest.mark.parametrize("capacity", [0, -1, 2.5, True, None])
 def test_a_reservoir_has_a_capacity(capacity):
     with pytest.raises(ValueError, match=f"buffer: expected a whole number.* got {capacity}"):
-        Reservoir(capacity, 0, CPU)
+        Reservoir(capacity, 0, Chance(CPU))
 
 
 def test_what_is_in_a_reservoir_has_no_gradient():
-    kept = Reservoir(2, 0, CPU)
+    kept = Reservoir(2, 0, Chance(CPU))
     kept.add(z=torch.ones(3, 2, requires_grad=True) * 2)
     assert not kept.fields["z"].requires_grad and (kept.fields["z"] == 2).all()
 

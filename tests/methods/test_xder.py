@@ -212,7 +212,7 @@ def test_the_task_s_end_fills_the_buffer_class_by_class():
 def test_views_are_parts_of_pictures():
     chance = torch.Generator().manual_seed(0)
     ramp = torch.linspace(0, 1, 16).expand(400, 1, 16, 16)  # from left to right
-    views = zoomed(ramp, chance)
+    views = zoomed(ramp, torch.rand(5, 400, generator=chance))
     assert views.shape == ramp.shape and views.min() >= 0 and views.max() <= 1
     rows = views[:, 0, 0]
     assert torch.allclose(views[:, 0], rows.unsqueeze(1).expand(-1, 16, -1), atol=1e-5)
@@ -225,11 +225,12 @@ def test_views_are_parts_of_pictures():
 def test_colours_change_and_grey_stays_grey():
     chance = torch.Generator().manual_seed(0)
     grey = torch.rand(300, 1, 4, 4, generator=chance).expand(-1, 3, -1, -1)
-    changed = recoloured(grey, chance)
+    changed = recoloured(grey, torch.rand(6, 300, generator=chance))
     torch.testing.assert_close(changed, changed[:, :1].expand(-1, 3, -1, -1), atol=2e-3, rtol=0)
     same = ((changed - grey).abs().amax((1, 2, 3)) < 1e-3).float().mean()
     assert 0.1 < same < 0.3
-    colours = recoloured(torch.rand(300, 3, 4, 4, generator=chance), chance)
+    pictures = torch.rand(300, 3, 4, 4, generator=chance)
+    colours = recoloured(pictures, torch.rand(6, 300, generator=chance))
     lost = ((colours - colours.mean(1, keepdim=True)).abs().amax((1, 2, 3)) < 5e-3).float().mean()
     assert 0.1 < lost < 0.3
 

@@ -162,7 +162,7 @@ class BiC(Merging):
         """Fit the bias layer, then keep some of the samples."""
         train, validate = self.parted()
         if len(validate["y"]):
-            self.bias = Bias(self.current, self.fitted(validate["x"], validate["y"]))
+            self.bias = Bias(self.current.clone(), self.fitted(validate["x"], validate["y"]))
         self.old_bias = self.bias
         self.tasks += 1
         rows = self.mixed([train])

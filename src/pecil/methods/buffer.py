@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from pecil.methods.recording import Chance
+
 MANY = 2**62  # against which any number of rows is small
 
 
@@ -13,12 +15,12 @@ class Reservoir:
     ----------
     capacity : int
     seed : int
-    device : torch.device
-        Where the rows are kept; chance is drawn on the CPU, the same for every device.
+    chance : Chance
+        Brings what is drawn to the device on which the rows are kept.
 
     Examples
     --------
-    >>> kept = Reservoir(3, seed=0, device=torch.device("cpu"))
+    >>> kept = Reservoir(3, seed=0, chance=Chance(torch.device("cpu")))
     >>> for k in range(10):
     ...     kept.add(x=torch.tensor([[float(k)]]), y=torch.tensor([k]))
     >>> len(kept), kept.fields["y"].shape
@@ -27,10 +29,10 @@ class Reservoir:
     ['x', 'y']
     """
 
-    def __init__(self, capacity: int, seed: int, device: torch.device) -> None:
+    def __init__(self, capacity: int, seed: int, chance: Chance) -> None:
         if type(capacity) is not int or capacity < 1:
             raise ValueError(f"buffer: expected a whole number of at least 1, got {capacity!r}")
-        self.capacity, self.device = capacity, device
+        self.capacity, self.chance = capacity, chance
         self.generator = torch.Generator().manual_seed(seed)
         self.seen = 0  # rows that ever came
         self._fields: dict[str, Tensor] = {}
@@ -48,29 +50,29 @@ class Reservoir:
         """Offer rows, in their order; each takes the place of a random one, or of none."""
         for name, values in rows.items():
             if name not in self._fields:
-                shape = (self.capacity, *values.shape[1:])
-                self._fields[name] = values.new_zeros(shape, device=self.device)
-        places = self._places(len(next(iter(rows.values()))))
-        if places:
-            to, of = torch.tensor([[*places], [*places.values()]], device=self.device)
-            for name, values in rows.items():
-                self._fields[name].index_copy_(0, to, values.detach().index_select(0, of))
+                shape = (self.capacity + 1, *values.shape[1:])  # one for those that get no place
+                self._fields[name] = values.new_zeros(shape, device=self.chance.device)
+        n = len(next(iter(rows.values())))
+        places = self.chance(lambda: self._places(n))
+        for name, values in rows.items():
+            self._fields[name].index_copy_(0, places, values.detach())
 
-    def _places(self, n: int) -> dict[int, int]:
-        """Return which of n new rows ends up at which place; the last to get it has it."""
-        places: dict[int, int] = {}
+    def _places(self, n: int) -> Tensor:
+        """Return the places that n new rows get; the last one to get a place has it."""
+        places = [self.capacity] * n
+        taken: dict[int, int] = {}
         chance = torch.randint(MANY, (n,), generator=self.generator).tolist()
         for k, drawn in enumerate(chance):
             place = self.seen if self.seen < self.capacity else drawn % (self.seen + 1)
             if place < self.capacity:
-                places[place] = k
+                places[taken.get(place, k)] = self.capacity
+                places[k], taken[place] = place, k
             self.seen += 1
-        return places
+        return torch.tensor(places)
 
     def pick(self, n: int) -> Tensor:
         """Return the places of min(n, filled) rows, drawn without replacement."""
-        order = torch.randperm(len(self), generator=self.generator)
-        return order[:n].to(self.device)
+        return self.chance(lambda: torch.randperm(len(self), generator=self.generator)[:n])
 
     def draw(self, n: int) -> dict[str, Tensor]:
         """Return min(n, filled) rows, drawn without replacement."""

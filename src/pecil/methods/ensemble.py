@@ -75,6 +75,7 @@ class Ensemble(Trained):
     """
 
     may_mask = False
+    lasting = False
 
     def __init__(
         self,
@@ -109,6 +110,7 @@ class Ensemble(Trained):
             self.network.eval()
             self.network = self.member(len(classes)).to(self.device)
             self.members.append((classes, self.network))
+            self.start_optimizer()
             self.places = torch.full((self.n_classes,), -1, device=self.device)
             self.places[classes] = torch.arange(len(classes), device=self.device)
         super().begin_task(counts)

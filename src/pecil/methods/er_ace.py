@@ -57,6 +57,8 @@ class ERACE(ER):
     True
     """
 
+    lasting = False
+
     def __init__(
         self, n_classes: int, input_shape: Sequence[int], *, buffer: int = 500, **given: Any
     ) -> None:

@@ -67,6 +67,7 @@ class EWC(Trained):
     (torch.Size([11004]), True)
     """
 
+    lasting = False
     anchor: Tensor | None = None  # θ*; nothing is held before the first task has ended
 
     def __init__(

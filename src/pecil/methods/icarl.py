@@ -47,6 +47,7 @@ class Revisiting(Replaying):
     """
 
     may_mask = False
+    lasting = False
 
     def begin_task(self, counts: Mapping[int, int]) -> None:
         """Start anew, remember which classes came before."""

@@ -53,6 +53,7 @@ class LwF(Trained):
     True
     """
 
+    lasting = False
     former: Network | None = None  # f*
 
     def __init__(

@@ -97,6 +97,9 @@ def resnet18(channels: int, n_outputs: int, width: int, generator: torch.Generat
         layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
         network = Network(nn.Sequential(*layers), nn.Linear(n_in, n_outputs))
     draw(network.to_empty(device="cpu"), generator)
+    for values in network.parameters():
+        if values.ndim == 4:  # as pictures of bytes come, and as products on a GPU want them
+            values.data = values.data.contiguous(memory_format=torch.channels_last)
     return network
 
 

@@ -58,6 +58,8 @@ class SI(Trained):
     (torch.Size([11004]), True)
     """
 
+    lasting = False
+
     def __init__(
         self,
         n_classes: int,
@@ -93,9 +95,9 @@ class SI(Trained):
             self.shares.addcmul_(slopes, slopes, value=self.lr)
         return theta @ slopes
 
-    def step(self, raw: Tensor, labels: Tensor) -> None:
+    def take(self, raw: Tensor, labels: Tensor) -> None:
         """Take one step and, if the path is exact, count how far it went."""
-        super().step(raw, labels)
+        super().take(raw, labels)
         if self.exact:
             slopes, before = self.way
             self.shares -= slopes * (self.values() - before)

@@ -1,15 +1,16 @@
 """What the methods share that train a network on the stream, batch by batch."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pecil.methods.buffer import Reservoir
 from pecil.methods.learner import Array, scaled
 from pecil.methods.networks import Network, network_for
+from pecil.methods.recording import Chance, Recorder
 
 SCHEDULES = ("linear", "constant")
 PADDING = 4  # pixels around a picture of which crops are taken
@@ -58,6 +59,9 @@ class Trained:
     may_mask = True
     """Is the labels trick for this method? Others say themselves which classes compete."""
 
+    lasting = True
+    """Can a step that was recorded in one task be played in another one?"""
+
     def __init__(
         self,
         n_classes: int,
@@ -92,9 +96,15 @@ class Trained:
         self.augment, self.flip, self.labels_trick = augment, flip, labels_trick
         self.mean, self.std = (None if v is None else self._per_channel(v) for v in (mean, std))
         self.seed = seed
-        self.chance = self.generator(PICTURES)
+        self.pictures = self.generator(PICTURES)
+        self.chance = Chance(self.device)
+        self.recorder = Recorder(self.chance)
         self.network = self.new_network(n_classes, hidden, width)
         self.seen = torch.zeros(n_classes, dtype=torch.bool, device=self.device)
+        self.current = torch.zeros_like(self.seen)  # the classes of the task
+        exact = torch.float32 if self.device.type == "cuda" else torch.float64  # as Adam takes it
+        self.rate = torch.tensor(lr, dtype=exact, device=self.device)
+        self.start_optimizer()
         self.begin_task({})
 
     def new_network(self, n_outputs: int, hidden: Sequence[int], width: int) -> Network:
@@ -118,14 +128,22 @@ class Trained:
 
     def begin_task(self, counts: Mapping[int, int]) -> None:
         """Start Adam and its schedule anew."""
-        self.current = torch.zeros(self.n_classes, dtype=torch.bool, device=self.device)
-        self.current[list(counts)] = True  # the classes of the task
+        if not self.lasting:
+            self.recorder.forget()
+        self.current.zero_()
+        self.current[list(counts)] = True
         self.start_schedule(sum(counts.values()))
 
+    def start_optimizer(self) -> None:
+        """Make Adam for the network."""
+        self.optimizer = adam(self.network, self.rate)
+
     def start_schedule(self, samples: int) -> None:
-        """Start Adam anew, its learning rate to last for so many samples."""
+        """Start Adam anew, in its place, its learning rate to last for so many samples."""
         self.steps, self.expected = 0, max(1, -(-samples // self.batch_size))
-        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.lr, fused=True)
+        for state in self.optimizer.state.values():
+            for values in state.values():
+                values.zero_()
 
     def learn(self, x: Array, y: Array) -> None:
         """Take a step on every batch."""
@@ -140,13 +158,24 @@ class Trained:
 
     def step(self, raw: Tensor, labels: Tensor) -> None:
         """Take one step on a batch of samples as they are."""
-        if self.schedule == "linear":
-            left = max(0.0, 1 - self.steps / self.expected)
-            self.optimizer.param_groups[0]["lr"] = self.lr * left
-        self.steps += 1
+        self.recorder(self.shape_of_step(raw), self.take, raw, labels)
+
+    def shape_of_step(self, raw: Tensor) -> Hashable:
+        """Return what is the same for steps that handle as many samples in the same way."""
+        return len(raw)
+
+    def take(self, raw: Tensor, labels: Tensor) -> None:
+        """Do what a step does."""
+        self.rate.copy_(self.chance(self.next_rate))
         self.optimizer.zero_grad()
         torch.autograd.backward(self.loss(raw, labels))
         self.optimizer.step()
+
+    def next_rate(self) -> Tensor:
+        """Return the learning rate of the next step."""
+        left = max(0.0, 1 - self.steps / self.expected) if self.schedule == "linear" else 1.0
+        self.steps += 1
+        return torch.tensor(self.lr * left, dtype=self.rate.dtype)
 
     def loss(self, raw: Tensor, labels: Tensor) -> Tensor:
         """Return what a step makes smaller."""
@@ -183,13 +212,14 @@ class Trained:
     def cropped(self, x: Tensor) -> Tensor:
         """Move each picture (n, c, h, w) by up to 4 pixels, black at the edges; mirror some."""
         n, _, height, width = x.shape
-        places = torch.randint(2 * PADDING + 1, (2, n, 1), generator=self.chance)
-        rows, columns = places[0] + torch.arange(height), torch.arange(width).expand(n, -1)
+        places = self.chance(
+            lambda: torch.randint(2 * PADDING + 1, (2, n, 1), generator=self.pictures)
+        )
+        rows, columns = (torch.arange(side, device=x.device) for side in (height, width))
         if self.flip:
-            mirrored = torch.rand(n, 1, generator=self.chance) < 0.5
-            columns = torch.where(mirrored, width - 1 - columns, columns)
-        columns = columns + places[1]
-        rows, columns = rows.to(x.device), columns.to(x.device)
+            mirrored = self.chance(lambda: torch.rand(n, 1, generator=self.pictures) < 0.5)
+            columns = torch.where(mirrored, columns.flip(0), columns)
+        rows, columns = places[0] + rows, places[1] + columns
         padded = F.pad(x, (PADDING,) * 4).movedim(1, -1)
         each = torch.arange(n, device=x.device).view(-1, 1, 1)
         return padded[each, rows.unsqueeze(2), columns.unsqueeze(1)].movedim(-1, 1)
@@ -215,6 +245,11 @@ class Trained:
         return logits
 
 
+def adam(network: nn.Module, rate: Tensor) -> torch.optim.Adam:
+    """Make Adam for a network; its learning rate is whatever ``rate`` says at each step."""
+    return torch.optim.Adam(network.parameters(), rate, fused=True, capturable=rate.is_cuda)
+
+
 class Replaying(Trained):
     """A network with a buffer of samples.
 
@@ -230,7 +265,11 @@ class Replaying(Trained):
         self, n_classes: int, input_shape: Sequence[int], *, buffer: int = 500, **given: Any
     ) -> None:
         super().__init__(n_classes, input_shape, **given)
-        self.buffer = Reservoir(buffer, self.generator(BUFFER).initial_seed(), self.device)
+        self.buffer = Reservoir(buffer, self.generator(BUFFER).initial_seed(), self.chance)
+
+    def shape_of_step(self, raw: Tensor) -> Hashable:
+        """Return the numbers of samples, new and old, that a step handles."""
+        return len(raw), min(len(self.buffer), self.batch_size)
 
     @property
     def n_buffered(self) -> int:

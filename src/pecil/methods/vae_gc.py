@@ -12,6 +12,7 @@ With D inputs, ε ~ N(0, I) and z = μ(x) + σ(x) ε,
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch.nn import functional as F
 
 from pecil.methods.learner import Array, resized
 from pecil.methods.networks import draw
-from pecil.methods.trained import NOISE, SAMPLES, WEIGHTS, Trained
+from pecil.methods.trained import NOISE, SAMPLES, WEIGHTS, Trained, adam
 
 UPDATES = ("released", "batch")
 CPU_MOST, GPU_MOST = 2**20, 2**26  # numbers decoded at a time
@@ -106,7 +107,6 @@ class VAEGC(Trained):
         self.binary = binary
         shape = tuple(input_shape) if size is None else (size, size, *input_shape[2:])
         super().__init__(n_classes, shape, hidden=hidden, width=width, **given)
-        self.adams = [torch.optim.Adam(vae.parameters(), self.lr, fused=True) for vae in self.vaes]
         self.noise = self.generator(NOISE)
 
     def new_network(self, n_outputs: int, hidden: Sequence[int], width: int) -> Any:
@@ -132,6 +132,10 @@ class VAEGC(Trained):
 
     # ------------------------------------------------------------------------ learning
 
+    def start_optimizer(self) -> None:
+        """Make an Adam for each VAE."""
+        self.adams = [adam(vae, self.rate) for vae in self.vaes]
+
     def start_schedule(self, samples: int) -> None:
         """Let the learning rate last for so many samples; each Adam goes on."""
         self.steps, self.expected = 0, max(1, -(-samples // self.batch_size))
@@ -146,19 +150,20 @@ class VAEGC(Trained):
     def step(self, raw: Tensor, labels: Tensor) -> None:
         """Take steps with the VAE of each class of a batch; the labels are on the CPU."""
         inputs = self.view(raw)
-        left = max(0.0, 1 - self.steps / self.expected) if self.schedule == "linear" else 1.0
-        self.steps += 1
+        self.rate.copy_(self.next_rate())
         classes, counts = labels.unique(return_counts=True)
         for label, count in zip(classes.tolist(), counts.tolist(), strict=True):
             own = inputs if count == len(labels) else inputs[labels == label]
             times = count if self.updates == "released" else 1
             noise = torch.randn(times, count, self.latent, generator=self.noise)
-            vae, adam = self.vaes[label], self.adams[label]
-            adam.param_groups[0]["lr"] = self.lr * left
             for epsilon in noise.to(self.device):
-                adam.zero_grad()
-                torch.autograd.backward(vae.bound(own, epsilon))
-                adam.step()
+                self.recorder((label, count), partial(self.refine, label), own, epsilon)
+
+    def refine(self, label: int, inputs: Tensor, noise: Tensor) -> None:
+        """Take one step with the VAE of a class."""
+        self.adams[label].zero_grad()
+        torch.autograd.backward(self.vaes[label].bound(inputs, noise))
+        self.adams[label].step()
 
     # ------------------------------------------------------------------------- scoring
 

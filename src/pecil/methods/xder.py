@@ -22,6 +22,7 @@ a task ends, what the network says in these heads is written into z', scaled dow
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -35,8 +36,6 @@ VIEWS = 2  # of each sample, for the contrastive loss
 AREA, RATIO = (0.2, 1.0), (3 / 4, 4 / 3)  # of the parts of pictures that views show
 JITTER, HUE = 0.4, 0.1  # how much colours of views change
 CHANGED, GREY = 0.8, 0.2  # how often they do, and how often they vanish
-TO_YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
-FROM_YIQ = torch.linalg.inv(TO_YIQ)
 
 
 class XDER(Revisiting):
@@ -186,7 +185,7 @@ class XDER(Revisiting):
         """Write present and future logits into memories, the seldomer the oftener drawn."""
         kept = self.buffer.fields
         kept["visits"][places] += 1
-        chance = torch.rand(len(places), generator=self.buffer.generator).to(self.device)
+        chance = self.chance(lambda: torch.rand(len(places), generator=self.buffer.generator))
         chosen = chance * kept["visits"][places] < 1
         before = kept["z"][places]
         after = tamed(before, outputs, kept["y"][places], ~self.past, self.gamma)
@@ -238,7 +237,11 @@ class XDER(Revisiting):
             return raw
         x = scaled(raw)
         x = x.unsqueeze(1) if x.ndim == 3 else x.movedim(-1, 1)
-        x = recoloured(zoomed(x, self.chance), self.chance)
+        n = len(x)
+        where, how = (
+            self.chance(partial(torch.rand, rows, n, generator=self.pictures)) for rows in (5, 6)
+        )
+        x = recoloured(zoomed(x, where), how)
         x = x.clamp(0, 1) if raw.dtype == torch.uint8 else x
         return x.squeeze(1) if raw.ndim == 3 else x.movedim(1, -1)
 
@@ -290,43 +293,54 @@ def tamed(memory: Tensor, logits: Tensor, labels: Tensor, classes: Tensor, gamma
     return torch.where(classes, scale * logits, memory)
 
 
-def zoomed(x: Tensor, chance: torch.Generator) -> Tensor:
-    """Enlarge random parts of pictures (n, c, h, w), mirror half of them."""
-    n, _, height, width = x.shape
-    u = torch.rand(5, n, 1, generator=chance)
+def zoomed(x: Tensor, chance: Tensor) -> Tensor:
+    """Enlarge random parts of pictures (n, c, h, w), mirror half of them.
+
+    ``chance`` is (5, n), in [0, 1).
+    """
+    height, width = x.shape[2:]
+    u = chance.unsqueeze(2)
     area = AREA[0] + (AREA[1] - AREA[0]) * u[0]
     ratio = torch.exp(math.log(RATIO[0]) + math.log(RATIO[1] / RATIO[0]) * u[1])
     wide, high = ((area * r).sqrt().clamp(max=1) for r in (ratio, 1 / ratio))
     mirror = torch.where(u[2] < 0.5, -1.0, 1.0)
-    columns = (1 - wide) * (2 * u[3] - 1) + mirror * wide * centres(width)  # (n, width)
-    rows = (1 - high) * (2 * u[4] - 1) + high * centres(height)
+    columns = (1 - wide) * (2 * u[3] - 1) + mirror * wide * centres(width, x.device)  # (n, width)
+    rows = (1 - high) * (2 * u[4] - 1) + high * centres(height, x.device)
     places = columns.unsqueeze(1).expand(-1, height, -1), rows.unsqueeze(2).expand(-1, -1, width)
-    grid = torch.stack(places, 3).to(x.device)
-    return F.grid_sample(x, grid, padding_mode="border", align_corners=False)
+    return F.grid_sample(x, torch.stack(places, 3), padding_mode="border", align_corners=False)
 
 
-def centres(n: int) -> Tensor:
+def centres(n: int, device: torch.device) -> Tensor:
     """Return where the centres of n pixels lie between -1 and 1."""
-    return (2 * torch.arange(n) + 1) / n - 1
+    return (2 * torch.arange(n, device=device) + 1) / n - 1
 
 
-def recoloured(x: Tensor, chance: torch.Generator) -> Tensor:
-    """Change brightness, contrast, saturation and hue of pictures (n, c, h, w); make some grey."""
-    n, channels = x.shape[:2]
-    u = torch.rand(6, n, generator=chance)
+@cache
+def yiq(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the map from red, green and blue to brightness and two colours, and its inverse."""
+    there = torch.tensor([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
+    return there.to(device), torch.linalg.inv(there).to(device)
+
+
+def recoloured(x: Tensor, chance: Tensor) -> Tensor:
+    """Change brightness, contrast, saturation and hue of pictures (n, c, h, w); make some grey.
+
+    ``chance`` is (6, n), in [0, 1).
+    """
+    (n, channels), u = x.shape[:2], chance
     change = u[0] < CHANGED
     factors = torch.where(change, 1 + JITTER * (2 * u[1:4] - 1), 1.0)
     angle = torch.where(change, 2 * math.pi * HUE * (2 * u[4] - 1), 0.0)
-    bright, contrast, colour = factors.to(x.device).view(3, n, 1, 1, 1)
+    bright, contrast, _ = factors.view(3, n, 1, 1, 1)
     x = x * bright
-    to_yiq, from_yiq = TO_YIQ.to(x.device), FROM_YIQ.to(x.device)
+    to_yiq, from_yiq = yiq(x.device)
     weights = to_yiq[0].view(3, 1, 1) if channels == 3 else x.new_ones(1, 1, 1)
     middle = (weights * x).sum(1, keepdim=True).mean((2, 3), keepdim=True)
     x = middle + contrast * (x - middle)
     if channels != 3:
         return x
-    colour = torch.where(u[5] < GREY, 0.0, factors[2]).to(x.device)
-    turned = torch.polar(colour, angle.to(x.device))  # in the plane of colours
+    colour = torch.where(u[5] < GREY, 0.0, factors[2])
+    turned = torch.polar(colour, angle)  # in the plane of colours
     maps = x.new_zeros(n, 3, 3)
     maps[:, 0, 0] = 1
     maps[:, 1, 1] = maps[:, 2, 2] = turned.real
