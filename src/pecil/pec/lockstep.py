@@ -20,7 +20,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from pecil.pec.networks import Stack, backward, forward
+from pecil.pec.networks import Stack, backward, forward, has_kernels
 from pecil.pec.students import ADAM_EPS, BETA1, BETA2, TOGETHER, Lesson, Students
 
 WORTH = 32  # steps from which on capturing a graph pays
@@ -60,7 +60,12 @@ class _Run:
     def __init__(self, students: Students, lessons: Sequence[Lesson], batch_size: int) -> None:
         device, arch = students.start.device, students.architecture
         self.slots = [lesson.slot for lesson in lessons]
-        self.arch, self.eps = arch, ADAM_EPS
+        self.arch = arch
+        self.adam = _adam
+        if has_kernels(device):
+            from pecil.pec.kernels import adam
+
+            self.adam = adam
         self.students, self.lessons, self.batch_size = students, lessons, batch_size
         filled = (self.slots * TOGETHER)[:TOGETHER]
         self.rows = students.rows[filled]
@@ -140,10 +145,18 @@ class _Run:
             weights = self.weights.index_select(0, self.t).flatten()
             self.students.moment.add(error.flatten(0, 1), weights)
         backward(nets, tape, error * (2 / (self.batch_size * self.arch.output_dim)), grads)
-        new1, new2, rate, scale = self.table.index_select(1, self.t)[:, 0].unbind(0)
-        gradient = self.gradient[: len(self.slots)]
-        self.first.lerp_(gradient, new1)
-        self.second.lerp_(gradient.square_(), new2)
-        root = self.second.sqrt().mul_(scale).add_(self.eps)
-        self.rows[: len(self.slots)].addcmul_(self.first / root, rate)
+        rows, gradient = (part[: len(self.slots)] for part in (self.rows, self.gradient))
+        table = self.table.index_select(1, self.t).flatten(1)
+        self.adam(rows, gradient, self.first, self.second, table, ADAM_EPS)
         self.t += 1
+
+
+def _adam(
+    rows: Tensor, gradient: Tensor, first: Tensor, second: Tensor, table: Tensor, eps: float
+) -> None:
+    """Take a step of Adam with every row: see :func:`pecil.pec.kernels.adam`."""
+    new1, new2, rate, scale = table.unsqueeze(2)
+    first.lerp_(gradient, new1)
+    second.lerp_(gradient.square_(), new2)
+    root = second.sqrt().mul_(scale).add_(eps)
+    rows.addcmul_(first / root, rate)

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ EPS = 1e-5  # of both normalisations, as in PyTorch
 LARGEST_OUTPUT = 1e8  # of a teacher: squares of squares must stay within float32
 FULL = 32  # floats: two vectors of 512 bits, what a loop over them takes at a time
 HUGE = 2**22  # bytes from which on large pages are worth asking for
+BLOCK = 64  # numbers of a patch, or cells, up to which the kernel for GPUs takes them
+FEW = 8  # pictures up to which products of all pairs of weights are not worth their reading
 ALIGN = 16  # floats: every parameter of a row starts on a 64-byte border
 CPU_CACHED, CPU_MOST, GPU_MOST = 2**22, 2**24, 2**26  # floats that one temporary may hold
 
@@ -202,6 +205,12 @@ def cached(device: torch.device) -> int:
 def most(device: torch.device) -> int:
     """Floats of samples, patches or features that may be held at a time."""
     return CPU_MOST if device.type == "cpu" else GPU_MOST
+
+
+@cache
+def has_kernels(device: torch.device) -> bool:
+    """Say whether the kernels of :mod:`pecil.pec.kernels` run on a device."""
+    return device.type == "cuda" and find_spec("triton") is not None
 
 
 def roomy(*shape: int, device: torch.device) -> Tensor:
@@ -517,6 +526,10 @@ class Teacher:
         self._out = self._out.copy_(out.transpose(1, 2)).flatten(1)  # (d, cells·w)
         self._bias = values["out.bias"][0].to(device).clone()
         self._filters = values["hidden0.weight"][0].to(device).clone()  # (w, 9c)
+        self._pairs = torch.triu_indices(*self._filters.shape[1:] * 2, device=device)
+        i, j = self._pairs
+        twice = torch.where(i == j, 1.0, 2.0)
+        self._products = self._filters[:, i] * self._filters[:, j] * twice  # (w, pairs)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """Leave the drawn values out of pickles: a recipe makes them again."""
@@ -571,16 +584,20 @@ class Teacher:
     def _variances(self, patches: Tensor) -> Tensor:
         """Variance of every channel's map, (n, w), from the covariance of the patches."""
         covariances = patches.transpose(1, 2) @ patches / patches.shape[1]
-        variances = patches.new_empty(len(patches), len(self._filters))
-        images = max(1, cached(patches.device) // 16 // self._filters.numel())
-        for some, part in zip(covariances.split(images), variances.split(images), strict=True):
-            torch.sum((self._filters @ some).mul_(self._filters), 2, out=part)
-        return variances.clamp_(min=0)
+        if len(patches) < FEW:
+            return ((self._filters @ covariances) * self._filters).sum(2).clamp_(min=0)
+        i, j = self._pairs
+        return _linear(covariances[:, i, j], self._products, None).clamp_(min=0)
 
     def _pool(self, patches: Tensor, pooled: Tensor) -> None:
         """Write the pooled (and rectified) maps of the filters into ``pooled``, (n, r², w)."""
         arch, filters = self.architecture, self._filters.T.contiguous()
         cells = pooling(arch.input_shape[1:], (arch.pool, arch.pool), patches.device).T
+        if has_kernels(patches.device) and max(len(filters), len(cells)) <= BLOCK:
+            from pecil.pec import kernels
+
+            kernels.pool(patches, filters, cells.contiguous(), pooled, self._rectify)
+            return
         images = max(1, GPU_MOST // arch.temporaries)
         for part, target in zip(patches.split(images), pooled.split(images), strict=True):
             maps = part @ filters
