@@ -386,6 +386,16 @@ def test_tables_are_made_from_stored_results(tmp_path, ok, pecil):
     assert cells[0]["paper"] == 10.09
 
 
+def test_docs_are_made_from_published_results(tmp_path, ok):
+    (tmp_path / "docs").mkdir()
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- method er: begin -->\n<!-- method er: end -->\n")
+    made = ok("docs", tmp_path)
+    assert made == {"results": 0, "changed": "README.md, docs/tables.md"}
+    assert "Not run yet." in readme.read_text()
+    assert ok("docs", tmp_path)["changed"] == "nothing"
+
+
 def test_run_skips_what_is_finished_unless_told_otherwise(ok, pecil, data):
     def run_again():
         with closing(sqlite3.connect(os.environ["PECIL_STORE"])) as database:

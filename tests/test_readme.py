@@ -3,10 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
-from pecil.bench import store, tables
-
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
@@ -29,14 +25,3 @@ def test_what_it_links_to_exists():
     assert links
     for link in links:
         assert (Path(__file__).parents[1] / link).exists(), link
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/whitened-pec.md"])
-def test_its_tables_are_those_of_the_results(page):
-    text = (Path(__file__).parents[1] / page).read_text(encoding="utf-8")
-    results, damaged = store.read_lines((Path(__file__).parents[1] / "results").glob("*.jsonl"))
-    assert not damaged
-    names = re.findall(r"<!-- table (\w+): begin -->", text)
-    assert names
-    for name in names:
-        assert tables.inserted(text, name, results) == text

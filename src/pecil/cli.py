@@ -787,33 +787,38 @@ def table(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A Markdown file; by default print it.")
     ] = None,
-    into: Annotated[
-        Path | None,
-        typer.Option(help="A page to put the table into, at <!-- table NAME: begin --> and end."),
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show our results next to the paper's, as Markdown."""
-    from pecil.bench import tables
+    from pecil.bench import pages, tables
 
     found = _stored(results, store)
-    if into is not None:
-        if name is None or output is not None or as_json:
-            raise ValueError("--into needs the NAME of one table, and neither --output nor --json")
-        page = tables.inserted(into.read_text(encoding="utf-8"), name, found)
-        with written_whole(into) as temporary:
-            temporary.write_text(page, encoding="utf-8")
-        return
     if as_json:
         names = [name] if name else list(tables.definitions())
         _print_json({n: [asdict(cell) for cell in tables.cells(n, found)] for n in names})
         return
-    text = tables.markdown(name, found) if name else tables.page(found)
+    text = tables.markdown(name, found) if name else pages.page(tables.by_kind(found))
     if output is None:
         print(text, end="")
     else:
         with written_whole(output) as temporary:
             temporary.write_text(text, encoding="utf-8")
+
+
+@app.command()
+def docs(
+    folder: Annotated[Path, typer.Argument(help="A checkout of pecil.")] = Path(),
+    as_json: Json = False,
+) -> None:
+    """Bring the numbers in README.md and docs/ up to date with the published results."""
+    from pecil.bench.pages import update
+    from pecil.bench.store import read_lines
+
+    found, damaged = read_lines(sorted((folder / PUBLISHED).glob("*.jsonl")))
+    _print_damaged(damaged)
+    changed = ", ".join(str(path.relative_to(folder)) for path in update(folder, found))
+    facts = {"results": len(found), "changed": changed or "nothing"}
+    (_print_json if as_json else _print_facts)(facts)
 
 
 @app.command()

@@ -14,9 +14,9 @@ def result(accuracy, dataset="mnist", seed=0, split=None, data_note="", method="
         accuracy,
         {},
         [],
-        {},
+        {"load": 0.5, "fit": 8.0 + seed, "test": 0.5},
         1,
-        "cpu",
+        "cpu: 1 thread",
         {},
         data_note,
     )
@@ -63,8 +63,8 @@ def test_agreement_is_within_a_point_or_two_combined_errors(accuracies, agrees):
 
 def test_markdown_shows_ours_beside_the_papers():
     text = tables.markdown("table1", [result(0.92), result(0.93, seed=1)])
-    assert "| PEC | MNIST | 92.50 ± 0.50 | 2 | 92.31 ± 0.13 | +0.19 | yes |" in text
-    assert "| PEC | CIFAR-10 | not run |  | 58.94 ± 0.09 |  |  |" in text
+    assert "| PEC | MNIST | 92.50 ± 0.50 | 2 | 92.31 ± 0.13 | +0.19 | yes | 9.5 (cpu) |" in text
+    assert "| PEC | CIFAR-10 | not run |  | 58.94 ± 0.09 |  |  |  |" in text
     rows = re.findall(r"^\|.*\|$", text, flags=re.MULTILINE)
     assert len({row.count("|") for row in rows}) == 1
 
@@ -87,7 +87,8 @@ def test_a_wide_table_has_a_column_for_each_dataset_and_lines_of_the_paper_alone
         ["joint training, 1 epoch (paper)", "97.16 ± 0.04", ""],
         ["Whitened PEC", "98.00 (1)", "88.00 (1)"],
     ]
-    assert any(line.startswith("Best of Tables 1 and 2, ") for line in lines)
+    assert any(line.startswith("best of Tables 1 and 2: ") for line in lines)
+    assert lines[-1] == "In brackets the number of seeds."
 
 
 def test_where_there_is_nothing_to_compare_nothing_agrees():
@@ -95,9 +96,9 @@ def test_where_there_is_nothing_to_compare_nothing_agrees():
     ours = cell("whitened", "mnist", "Whitened PEC", results)
     papers = cell("whitened", "mnist", "joint training, 1 epoch", results)
     assert (ours.paper, ours.agrees, ours.to_run) == (None, None, True)
-    assert ours.columns() == ("Whitened PEC", "MNIST", "98.00", "1", "", "", "")
+    assert ours.columns() == ("Whitened PEC", "MNIST", "98.00", "1", "", "", "", "9.0 (cpu)")
     assert (papers.ours, papers.agrees, papers.to_run) == ((), None, False)
-    assert papers.columns()[2:] == ("", "", "97.16 ± 0.04", "", "")
+    assert papers.columns()[2:] == ("", "", "97.16 ± 0.04", "", "", "")
 
 
 def test_notes_stand_once_below_the_table_that_shows_the_numbers():
@@ -108,22 +109,34 @@ def test_notes_stand_once_below_the_table_that_shows_the_numbers():
     assert "rebuilt" not in tables.markdown("table1", [result(0.9)])
 
 
-def test_the_page_names_every_table_and_shows_those_with_runs_of_their_own():
-    results = [result(0.92), result(0.98, method="whitened_pec")]
-    page = tables.page(results)
-    shown = re.findall(r"^## (\w+):", page, flags=re.MULTILINE)
-    waiting = re.findall(r"^\* (\w+): ", page, flags=re.MULTILINE)
-    assert shown == ["table1", "parameters", "whitened"]
-    assert sorted(shown + waiting) == sorted(tables.definitions())
-    assert "table2" in waiting  # its PEC is that of table1
-    assert "| PEC | MNIST | 92.00 | 1 |" in page
-    assert re.search(r"^Not run: Fine-tuning · Joint, 1 epoch · .* · VAE-GC\.$", page, re.MULTILINE)
+def test_a_brief_table_shows_what_was_run_and_names_the_rest():
+    results = [result(0.92), result(0.6, "cifar10"), result(0.1, method="finetuning")]
+    text = tables.markdown("table1", results, brief=True)
+    assert re.findall(r"^\| (.+?) \| (.+?) \| \d", text, flags=re.MULTILINE) == [
+        ("Fine-tuning", "MNIST"),
+        ("PEC", "MNIST"),
+        ("PEC", "CIFAR-10"),
+    ]
+    lines = [line for line in text.splitlines() if line.startswith("Not run")]
+    assert [line.split(" · ")[0] for line in lines] == [
+        "Not run on Balanced SVHN, CIFAR-100, miniImageNet: Fine-tuning",
+        "Not run on CIFAR-10: Fine-tuning",
+        "Not run on MNIST: Joint, 1 epoch",
+    ]
+    assert [line.split(" · ")[-1] for line in lines] == ["PEC.", "VAE-GC.", "VAE-GC."]
 
 
-def test_without_results_the_page_is_short():
-    page = tables.page([])
-    assert "|" not in page
-    assert len(page.splitlines()) < 40
+def test_a_row_has_a_note_of_its_own():
+    text = tables.markdown("table2", [result(0.92)], brief=True)
+    assert text.count("PEC: it does not depend on the split; ") == 1
+    assert "the trick; ours" not in tables.markdown("labels_trick", [], brief=True)
+
+
+def test_long_runs_are_timed_in_whole_seconds_and_devices_named_once():
+    long, short = result(0.92, seed=300), result(0.93, seed=1)
+    found = cell("table1", "mnist", results=[long, replace(short, device="cuda: A GPU")])
+    assert found.seconds_text == "160 (cpu, cuda)"
+    assert cell("table1", "mnist", results=[replace(short, seconds={})]).seconds_text == ""
 
 
 def test_several_classes_a_task_are_other_runs_but_for_pec():
@@ -146,7 +159,7 @@ def test_counts_agree_within_three_percent():
 
     cells = [cell("parameters", "mnist", results=held(n)) for n in (89_590, 92_200, 92_400)]
     assert [c.agrees for c in cells] == [True, True, False]
-    assert cells[0].columns()[2:] == ("89.6K", "1", "89.6K", "+0.0 %", "yes")
+    assert cells[0].columns()[2:] == ("89.6K", "1", "89.6K", "+0.0 %", "yes", "")
     assert cell("macs", "mnist", results=held(1)).our_text == "not run"  # never counted
 
 
@@ -224,7 +237,8 @@ def test_a_definition_is_sound(name):
 
 def check_row(table, row):
     assert set(row) <= {
-        *("title", "paper", "method", "name", "epochs", "buffer", "splits", "settings", "own")
+        *("title", "paper", "method", "name", "epochs", "buffer", "splits", "settings", "own"),
+        "note",
     }
     datasets = table["datasets"]
     assert len(row.get("paper", datasets)) == len(datasets)

@@ -22,6 +22,7 @@ from pecil.bench.tables import (
     cells,
     dataset_title,
     definitions,
+    notes,
     with_own_runs,
 )
 from pecil.files import written_whole
@@ -160,8 +161,6 @@ def _table(name: str, own: Sequence[Cell], unfolded: bool) -> str:
         + "</tr>"
         for method in dict.fromkeys(cell.method for cell in own)
     ]
-    notes = [f"{definition['note']}."] if "note" in definition else []
-    notes += [f"{dataset_title(cell.dataset)}: {note}." for cell in own for note in cell.notes]
     state = f"{counts['run']} of {counts['cells']} cells run"
     if counts["compared"]:
         state += f", {counts['agree']} of {counts['compared']} agree"
@@ -171,7 +170,7 @@ def _table(name: str, own: Sequence[Cell], unfolded: bool) -> str:
             f"<thead><tr>{_sorter('method')}{''.join(heads)}</tr></thead>",
             f"<tbody>{chr(10).join(rows)}</tbody>",
             "</table></div>",
-            *(f'<p class="quiet">{escape(note)}</p>' for note in dict.fromkeys(notes)),
+            *(f'<p class="quiet">{escape(note)}.</p>' for note in notes({name: own})),
         ]
     )
     return _section(name, name, definition["title"], state, body, unfolded)

@@ -18,7 +18,7 @@ from pecil.bench.experiment import Experiment, Result, planned
 from pecil.data import DATASETS
 from pecil.methods import METHODS
 
-HEADER = ("method", "dataset", "ours", "seeds", "paper", "difference", "agrees")
+HEADER = ("method", "dataset", "ours", "seeds", "paper", "difference", "agrees", "seconds")
 METHODS_TO_COME = ("cwr", "cwr_plus", "ar1", "dgr")
 SETTINGS_TO_COME = ("balancing", "setup")
 DATASETS_TO_COME = {"cifar100_features": "CIFAR-100 features"}
@@ -97,6 +97,12 @@ class Cell:
     """Of the runs behind `ours`."""
     measure: str = "accuracy"
     """A name in `MEASURES`; accuracies are in percent."""
+    seconds: tuple[float, ...] = ()
+    """To load, fit and test, by run."""
+    devices: tuple[str, ...] = ()
+    """Where the runs were carried out: "cpu", "cuda"."""
+    remark: str = ""
+    """What has to be known about the row."""
 
     @property
     def mean(self) -> float:
@@ -146,6 +152,14 @@ class Cell:
             return ""
         return MEASURES[self.measure].difference(self.mean, self.paper)
 
+    @property
+    def seconds_text(self) -> str:
+        """How long a run takes, and where; of accuracies only."""
+        if not self.seconds or self.measure != "accuracy":
+            return ""
+        mean = np.mean(self.seconds)
+        return f"{mean:.{0 if mean >= 100 else 1}f} ({', '.join(self.devices)})"
+
     def columns(self) -> tuple[str, ...]:
         """Return the texts under `HEADER`."""
         return (
@@ -156,6 +170,7 @@ class Cell:
             self.paper_text,
             self.difference_text,
             {True: "yes", False: "no", None: ""}[self.agrees],
+            self.seconds_text,
         )
 
 
@@ -256,6 +271,9 @@ def _cell(table: Mapping[str, Any], row: Mapping[str, Any], place: int, runs: Ru
         experiment=experiment,
         seeds=tuple(run.experiment.seed for run, _ in measured),
         measure=measure,
+        seconds=tuple(sum(run.seconds.values()) for run, _ in measured if run.seconds),
+        devices=tuple(dict.fromkeys(run.device.split(":")[0] for run, _ in measured)),
+        remark=row.get("note", ""),
     )
 
 
@@ -282,41 +300,67 @@ def markdown(name: str, results: Iterable[Result] | Runs, brief: bool = False) -
     results : iterable of Result
         As for `cells`.
     brief : bool
-        Name the rows of which nothing was run in one line instead of showing them.
+        Show what was run, and name the rest below.
     """
     filled, definition = cells(name, results), definitions()[name]
     ran = {cell.method for cell in filled if cell.ours}
-    waiting = dict.fromkeys(c.method for c in filled if brief and c.to_run and c.method not in ran)
-    notes = [f"{dataset_title(cell.dataset)}: {note}." for cell in filled for note in cell.notes]
-    if "note" in definition:
-        notes.insert(0, f"{definition['note']}.")
-    if waiting:
-        notes.insert(0, f"Not run: {' · '.join(waiting)}.")
+    wide = definition.get("wide", False)
+    waiting = [
+        cell
+        for cell in filled
+        if brief and cell.to_run and not cell.ours and not (wide and cell.method in ran)
+    ]
+    shown = [cell for cell in filled if cell not in waiting]
+    below = [*_not_run(waiting), *notes({name: shown})]
+    if wide:
+        below.append("In brackets the number of seeds")
     return "\n".join(
         [
             f"## {name}: {definition['title']}",
             "",
-            grid(name, [cell for cell in filled if cell.method not in waiting]),
-            *(f"\n{note}" for note in dict.fromkeys(notes)),
+            grid(name, shown),
+            *(f"\n{note}." for note in below),
             "",
         ]
     )
 
 
+def notes(shown: Mapping[str, Iterable[Cell]]) -> list[str]:
+    """Return what has to be known about cells, by table: of the table, the row and the data."""
+    found = [definitions()[name].get("note", "") for name in shown]
+    every = [cell for own in shown.values() for cell in own]
+    found += [f"{cell.method}: {cell.remark}" for cell in every if cell.remark]
+    found += [f"{dataset_title(cell.dataset)}: {note}" for cell in every for note in cell.notes]
+    return [note for note in dict.fromkeys(found) if note]
+
+
+def _not_run(waiting: Sequence[Cell]) -> list[str]:
+    """Name the rows of cells, datasets that lack the same ones together."""
+    rows: dict[str, list[str]] = {}
+    for cell in waiting:
+        rows.setdefault(cell.dataset, []).append(cell.method)
+    datasets: dict[str, list[str]] = {}
+    for dataset, methods in rows.items():
+        datasets.setdefault(" · ".join(methods), []).append(dataset_title(dataset))
+    return [f"Not run on {', '.join(places)}: {names}" for names, places in datasets.items()]
+
+
 def grid(name: str, filled: Sequence[Cell]) -> str:
     """Write the cells of a table alone."""
     header, *lines = _wide(filled) if definitions()[name].get("wide") else _long(filled)
+    return as_markdown(header, lines)
+
+
+def as_markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Write texts as the rows and columns of a table.
+
+    >>> print(as_markdown(["a", "b"], [["1", "2"]]))
+    | a | b |
+    | --- | --- |
+    | 1 | 2 |
+    """
     rows = (header, ["---"] * len(header), *lines)
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
-
-
-def inserted(page: str, name: str, results: Iterable[Result]) -> str:
-    """Put a table into a page, between the comments that mark its place."""
-    begin, end = (f"<!-- table {name}: {border} -->" for border in ("begin", "end"))
-    if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
-        raise ValueError(f"expected a place for the table, a line {begin} and a line {end}")
-    before, rest = page.split(begin)
-    return f"{before}{begin}\n{grid(name, cells(name, results))}\n{end}{rest.split(end)[1]}"
 
 
 def _long(filled: Sequence[Cell]) -> list[Sequence[str]]:
@@ -353,27 +397,3 @@ def with_own_runs(filled: Mapping[str, Iterable[Cell]]) -> list[str]:
             names.append(name)
         seen |= numbers
     return names
-
-
-def page(results: Iterable[Result]) -> str:
-    """Write all tables as one Markdown page; one without runs of its own gets a line."""
-    runs, tables = by_kind(results), definitions()
-    shown = with_own_runs({name: cells(name, runs) for name in tables})
-    parts = [INTRODUCTION, *(markdown(name, runs, brief=True) for name in shown)]
-    if waiting := [f"* {name}: {tables[name]['title']}" for name in tables if name not in shown]:
-        parts.append("\n".join([NOT_RUN, *waiting, ""]))
-    return "\n".join(parts)
-
-
-INTRODUCTION = """# Results
-
-Test accuracy in percent after one pass, classes one at a time unless a table says
-otherwise: mean ± standard error over the seeds, next to the paper's (10 seeds). Ours
-agrees with the paper's if it is within max(1 point, 2 combined standard errors). Made
-from `results/*.jsonl` by `pecil table -o docs/results.md`; each line there holds the
-settings, versions, device and time of its run.
-"""
-NOT_RUN = """## Not run yet
-
-No runs but those that a table above shows, too; `pecil table NAME` has the paper's numbers.
-"""

@@ -1,0 +1,168 @@
+"""The pages of the documentation whose numbers come from runs.
+
+``docs/tables.md`` is made whole. Other pages have places for what is made: a table between
+``<!-- table NAME: begin -->`` and ``<!-- table NAME: end -->``, all results of a method between
+``<!-- method NAME: begin -->`` and ``<!-- method NAME: end -->``.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pecil.bench.experiment import Result
+from pecil.bench.tables import (
+    HEADER,
+    Cell,
+    Runs,
+    as_markdown,
+    by_kind,
+    cells,
+    definitions,
+    grid,
+    markdown,
+    notes,
+    with_own_runs,
+)
+from pecil.files import written_whole
+from pecil.methods import METHODS
+
+PLACE = re.compile(
+    r"(<!-- (?P<kind>table|method) (?P<name>\w+): begin -->\n)"
+    r"(?P<old>.*?)"
+    r"(<!-- (?P=kind) (?P=name): end -->)",
+    re.DOTALL,
+)
+BORDER = re.compile(r"<!-- (?:table|method) \w+: (?:begin|end) -->")
+
+
+def update(folder: str | os.PathLike[str], results: Iterable[Result]) -> list[Path]:
+    """Bring the numbers of a checkout's README.md and docs/ up to date.
+
+    Parameters
+    ----------
+    folder : path-like
+        The checkout.
+    results : iterable of Result
+        What was run.
+
+    Returns
+    -------
+    list of Path
+        The pages that changed.
+    """
+    runs, docs = by_kind(results), Path(folder) / "docs"
+    tables = docs / "tables.md"
+    pages = {
+        path: filled(path.read_text(encoding="utf-8"), runs)
+        for path in (Path(folder) / "README.md", *sorted(docs.rglob("*.md")))
+        if path != tables
+    }
+    pages[tables] = page(runs)
+    changed = [path for path, text in pages.items() if _read(path) != text]
+    for path in changed:
+        with written_whole(path) as temporary:
+            temporary.write_text(pages[path], encoding="utf-8")
+    return changed
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+def filled(text: str, runs: Runs) -> str:
+    r"""Fill the places of a page.
+
+    >>> print(filled("<!-- method er: begin -->\n<!-- method er: end -->", {}))
+    <!-- method er: begin -->
+    Not run yet.
+    <!-- method er: end -->
+    """
+
+    def new(place: re.Match[str]) -> str:
+        name = place["name"]
+        made = (
+            grid(name, cells(name, runs))
+            if place["kind"] == "table"
+            else method_results(name, runs)
+        )
+        return f"{place[1]}{made}\n{place[5]}"
+
+    text, places = PLACE.subn(new, text)
+    borders = BORDER.findall(text)
+    if len(borders) != 2 * places:
+        raise ValueError(
+            "expected a line <!-- KIND NAME: end --> after each <!-- KIND NAME: begin -->, "
+            f"got {', '.join(borders)}"
+        )
+    return text
+
+
+def page(runs: Runs) -> str:
+    """Write all tables as one page; one without runs of its own gets a line."""
+    tables = definitions()
+    shown = with_own_runs({name: cells(name, runs) for name in tables})
+    parts = [INTRODUCTION, *(markdown(name, runs, brief=True) for name in shown)]
+    if waiting := [f"* {name}: {tables[name]['title']}" for name in tables if name not in shown]:
+        parts.append("\n".join([NOT_RUN, *waiting, ""]))
+    return "\n".join(parts)
+
+
+def method_results(name: str, runs: Runs) -> str:
+    """Write all results of a method that a table has a place for, and what gives them again."""
+    if name not in METHODS:
+        raise ValueError(f"expected a method out of {', '.join(METHODS)}, got {name!r}")
+    found = _own_cells(name, runs)
+    if not found:
+        return "Not run yet."
+    lines = [_line(cell) for own in found.values() for cell in own]
+    commands = [
+        f"    pecil sweep {table} --only {','.join(f'{c.dataset}/{c.name}' for c in own)}"
+        for table, own in found.items()
+    ]
+    return "\n".join(
+        [
+            as_markdown(_with_split(HEADER, "split"), lines),
+            *(f"\n{note}." for note in notes(found)),
+            "\nMade by\n",
+            *commands,
+        ]
+    )
+
+
+def _own_cells(method: str, runs: Runs) -> dict[str, list[Cell]]:
+    """Return the accuracies of a method by table, each in the first table that shows it."""
+    found: dict[str, list[Cell]] = {}
+    seen = set[str]()
+    for table in definitions():
+        for cell in cells(table, runs):
+            experiment, counted = cell.experiment, cell.measure != "accuracy"
+            if experiment is None or experiment.method != method or not cell.ours or counted:
+                continue
+            if experiment.kind not in seen:
+                found.setdefault(table, []).append(cell)
+                seen.add(experiment.kind)
+    return found
+
+
+def _line(cell: Cell) -> tuple[str, ...]:
+    return _with_split(cell.columns(), cell.experiment.split if cell.experiment else "")
+
+
+def _with_split(columns: Sequence[str], split: str) -> tuple[str, ...]:
+    """Put a column after those of the method and the dataset."""
+    return (*columns[:2], split, *columns[2:])
+
+
+INTRODUCTION = """# Tables
+
+Test accuracy in percent after one pass, classes one at a time unless a table says
+otherwise: mean ± standard error over the seeds, next to the paper's (10 seeds). Ours
+agrees with the paper's if it is within max(1 point, 2 combined standard errors). Seconds
+are those of one run, from loading to testing. Made from `results/*.jsonl` by `pecil docs`;
+each line there holds the settings, versions, device and time of its run.
+"""
+NOT_RUN = """## Not run yet
+
+No runs but those that a table above shows, too; `pecil table NAME` has the paper's numbers.
+"""
