@@ -183,10 +183,17 @@ class BiC(Merging):
     def fitted(self, raw: Tensor, labels: Tensor) -> Tensor:
         """Return the α and β of the newest classes that fit samples best, by cross-entropy."""
         values = torch.tensor([1.0, 0.0], device=self.device)
-        optimizer = torch.optim.Adam([values], lr=BIAS_LR, fused=True)
+        optimizer = torch.optim.Adam([values], BIAS_LR, fused=True, capturable=values.is_cuda)
         new = self.current.nonzero()[:, 0]
         true = (labels.unsqueeze(1) == new).float()
         logits: Tensor | None = None
+
+        def step(own: Tensor, others: Tensor, truth: Tensor) -> None:
+            scores = torch.cat([others, values[0] * own + values[1]], 1)
+            slopes = (scores.softmax(1)[:, 1:] - truth) / len(own)  # of the mean, by score
+            values.grad = torch.stack([(slopes * own).sum(), slopes.sum()])
+            optimizer.step()
+
         self.network.eval()
         for _ in range(self.bias_epochs):
             if logits is None or self.augment:  # other views, other logits
@@ -194,13 +201,8 @@ class BiC(Merging):
                 rest = logits.masked_fill(~self.known | self.current, -torch.inf)
                 rest = rest.logsumexp(1, keepdim=True)  # all other classes as one
             order = torch.randperm(len(labels), generator=self.buffer.generator).to(self.device)
-            for own, others, truth in self.batches(
-                *(a[order] for a in (logits[:, new], rest, true))
-            ):
-                scores = torch.cat([others, values[0] * own + values[1]], 1)
-                slopes = (scores.softmax(1)[:, 1:] - truth) / len(own)  # of the mean, by score
-                values.grad = torch.stack([(slopes * own).sum(), slopes.sum()])
-                optimizer.step()
+            for batch in self.batches(*(a[order] for a in (logits[:, new], rest, true))):
+                self.recorder(("bias", len(batch[0])), step, *batch)
         self.network.train()
         return values
 

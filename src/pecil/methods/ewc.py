@@ -121,21 +121,20 @@ class EWC(Trained):
         squares = self._by_layer if linear else self._by_sample
         size = SAMPLES if linear else max(1, SLOPES // self.n_parameters)
         total = torch.zeros_like(self.importance)
+        competing = (self.current if self.labels_trick else self.current | True).nonzero()
+        classes = competing.flatten().tolist() if self.exact else []
+
+        def add(some: Tensor, own: Tensor) -> None:
+            inputs = self.view(some)
+            for y in [torch.full_like(own, label) for label in classes] or [own]:
+                total.add_(squares(inputs, y))
+
         self.network.train(not self.exact)
         for some, own in zip(raw.split(size), labels.split(size), strict=True):
-            inputs = self.view(some)
-            for label in self._labels(own):
-                total += squares(inputs, label)
+            self.recorder(("information", len(some)), add, some, own)
         self.network.train()
         full = -(-len(raw) // self.batch_size) * self.batch_size
         return total / (len(raw) if self.exact else full)
-
-    def _labels(self, own: Tensor) -> Sequence[Tensor]:
-        """Return the labels y of F, given the samples' own."""
-        if not self.exact:
-            return (own,)
-        classes = self.current if self.labels_trick else torch.ones_like(self.current)
-        return [label.expand_as(own) for label in classes.nonzero().flatten()]
 
     def log_likelihood(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return log p(y|x) for each sample."""
