@@ -37,7 +37,7 @@ MODELS = {
     "sum": {"kernel": ConstantKernel(2) * Matern(2) + DotProduct()},
     "features": {"features": 40},
     "fourier": {"features": 40, "kernel": RBF(2)},
-    "callable": {"features": np.exp},
+    "callable": {"features": lambda x: np.exp(x)[:, ::-1]},
 }
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 every_model = pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
@@ -206,7 +206,7 @@ def test_parameters_last_until_the_next_fit(clusters):
     before = model.variances(x)
     model.set_params(features=None, noise=1.0, random_state=5).partial_fit(x[:1] + 1, ["d"])
     np.testing.assert_array_equal(model.variances(x)[:, :3], before)
-    assert isinstance(model._posteriors["d"], FeaturePosterior)
+    assert isinstance(model.posteriors_["d"], FeaturePosterior)
 
 
 @pytest.mark.parametrize(

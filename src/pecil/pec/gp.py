@@ -183,7 +183,7 @@ class Posterior(Protocol):
 
 
 def _solve(triangle: Array, right: Array, upper: bool = False) -> Array:
-    pair = torch.from_numpy(triangle), torch.from_numpy(right)
+    pair = torch.from_numpy(triangle), torch.from_numpy(np.array(right))  # a copy: may be a view
     return torch.linalg.solve_triangular(*pair, upper=upper).numpy()
 
 
@@ -318,6 +318,9 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
     ----------
     classes_ : ndarray
         Known labels, sorted where they can be, else in order of arrival.
+    posteriors_ : dict
+        For each label the process given its samples: a :class:`KernelPosterior`, or with features
+        a :class:`FeaturePosterior`.
     n_features_in_ : int
 
     Notes
@@ -357,7 +360,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
     classes_: NDArray[Any]
     n_features_in_: int
     _prior: Posterior
-    _posteriors: dict[Any, Posterior]
+    posteriors_: dict[Any, Any]
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Learn from scratch.
@@ -388,13 +391,13 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
             x = validate_data(self, X, reset=False, dtype=np.float64)
         groups = grouped(check_labels(y, len(x)))
         prior = self._start(x.shape[1]) if first else self._prior
-        known = {} if first else self._posteriors
+        known = {} if first else self.posteriors_
         new = {label: known.get(label, prior).given(x[at]) for label, at in groups.items()}
         both = known | new
         if first:
             validate_data(self, X, skip_check_array=True)  # notes number and names of features
         labels = [list(both)[k] for k in in_order(list(both))]
-        self._prior, self._posteriors = prior, {label: both[label] for label in labels}
+        self._prior, self.posteriors_ = prior, {label: both[label] for label in labels}
         self.classes_ = label_array(labels)
         return self
 
@@ -433,7 +436,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         out = np.empty((len(x), len(self.classes_)))
         for start in range(0, len(x), HELD):
             some = slice(start, start + HELD)
-            for column, posterior in enumerate(self._posteriors.values()):
+            for column, posterior in enumerate(self.posteriors_.values()):
                 out[some, column] = posterior.variance(x[some])
         return out
 
