@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from pecil.pec.base import ErrorClassifier, count
+from pecil.pec.base import SHARPNESS, ErrorClassifier, count
 from pecil.pec.inputs import check_labels
 
 DEVIATION, POPULATION = 0.001, 100  # of CMA-ES, as in the paper
@@ -199,10 +199,11 @@ def search(
 def merits(
     logs: NDArray[np.float32], wanted: NDArray[np.intp], candidates: NDArray[np.float32]
 ) -> NDArray[np.float64]:
-    """Count the samples that each candidate gets right; the fraction tells how near the others are.
+    """Count the samples that each candidate gets right; a fraction, below a half, breaks ties.
 
     The first steps of the search are so small that no prediction of a few samples may change.
-    So ties are broken by the smallest product as a share of the right class's, half its mean.
+    The fraction is half the mean probability of the right class against its strongest rival, by
+    the rule of ``predict_proba``.
 
     Parameters
     ----------
@@ -215,10 +216,13 @@ def merits(
     total = np.zeros(len(candidates))
     held = max(1, HELD // candidates.size)
     for start in range(0, len(wanted), held):
-        part, mine = logs[:, start : start + held], wanted[start : start + held]
-        least = (part + candidates[:, :, None]).min(1)  # (population, part)
-        own = part[mine, np.arange(len(mine))] + candidates[:, mine]
-        total += (own <= least).sum(1) + np.exp(least - own).sum(1) / (2 * len(wanted))
+        mine = wanted[start : start + held]
+        rivals, place = logs[:, start : start + held].copy(), np.arange(len(mine))
+        own = rivals[mine, place] + candidates[:, mine]  # (population, part)
+        rivals[mine, place] = np.inf
+        margins = (rivals + candidates[:, :, None]).min(1) - own
+        sure = (1 + np.tanh(margins * (SHARPNESS / 2))) / 2  # the logistic function
+        total += (margins >= 0).sum(1) + sure.sum(1) / (2 * len(wanted))
     return total
 
 
