@@ -81,6 +81,8 @@ def test_seed_and_start_decide(small, clusters):
     kept = x.copy()
     near = imagine(model, ["a"] * 2, start=x[:2], updates=3, lr=0.01)
     assert 0 < np.abs(near - x[:2]).max() <= 0.031
+    far = imagine(model, ["a"] * 2, start=x[:2], updates=3, lr=9, optimizer=torch.optim.SGD)
+    assert np.abs(far - x[:2]).max() > 0.031
     np.testing.assert_array_equal(x, kept)
 
 

@@ -6,8 +6,7 @@ generative model::
     start    x at random
     descend  min_x  ‖g_c(x) − h(x)‖²      by Adam
 
-Student g_c and teacher h stay as they are. The answer is no: what comes out has something of the
-class, and is far from a sample of it.
+Student g_c and teacher h stay as they are. The answer is no: see docs/imagine.md.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +33,7 @@ def imagine(
     start: ArrayLike | None = None,
     updates: int = 30_000,
     lr: float = 0.00003,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
     random_state: int = 0,
     progress: Progress | None = None,
 ) -> NDArray[np.float32]:
@@ -48,9 +48,11 @@ def imagine(
     start : array-like of n samples, optional
         Where the descent starts; by default at random, uniform in [0, 1).
     updates : int
-        Steps of Adam.
+        Steps of descent.
     lr : float
-        Its learning rate: about how far an input number moves in one step.
+        The learning rate: with Adam about how far an input number moves in one step.
+    optimizer : callable
+        Makes the optimiser, as ``torch.optim.Adam`` and ``torch.optim.SGD`` do.
     random_state : int
         Seed of the start.
     progress : callable, optional
@@ -87,12 +89,12 @@ def imagine(
             )
     x = x.to(model.device_).requires_grad_()
     error = differentiable(model, slots)
-    adam = torch.optim.Adam([x], lr=lr)
+    descent = optimizer([x], lr=lr)
     for done in range(1, updates + 1):
         x.grad = None
         for part in error(x):
             torch.autograd.backward(part.sum())
-        adam.step()
+        descent.step()
         if progress is not None:
             progress(done, updates)
     return x.detach().cpu().numpy()
