@@ -482,6 +482,8 @@ def test_a_sweep_fills_a_table_and_is_planned_resumed_and_reported(ok, pecil, mo
     ok("run", "nearest_mean", "digits", "--seed", 2)
     planned = ok(*common, "--plan", "--workers", 1)
     assert (planned["to_run"], planned["finished"], planned["runs_of_unknown_time"]) == (3, 1, 2)
+    planned = ok(*common, "--plan", "--on", "cuda")  # where nothing was run yet
+    assert (planned["device"], planned["to_run"], planned["runs_of_unknown_time"]) == ("cuda", 3, 3)
     code, out, _ = pecil(*common, "--plan")
     assert code == 0
     assert re.search(r"time +about [\d.]+ s, and 2 runs of which nothing is known\n", out)

@@ -130,6 +130,13 @@ class Engine(StrEnum):
     RAY = "ray"
 
 
+class Processor(StrEnum):
+    """What a sweep computes on."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 class Sampler(StrEnum):
     """How a search chooses what to try."""
 
@@ -304,6 +311,9 @@ def sweep(
     plan_only: Annotated[
         bool, typer.Option("--plan", help="Say what would run and how long; run nothing.")
     ] = False,
+    plan_for: Annotated[
+        Processor | None, typer.Option("--on", help="Plan for this device, not the one at hand.")
+    ] = None,
     results: Results = PUBLISHED,
     store: StorePath = None,
     as_json: Json = False,
@@ -315,9 +325,10 @@ def sweep(
 
     patterns = [pattern for text in only or () for pattern in text.split(",")]
     asked = experiments(table, patterns, seeds)
-    to_run, parts = plan(asked, _stored(results, store), _device())
+    device = plan_for or _device()
+    to_run, parts = plan(asked, _stored(results, store), device)
     if plan_only:
-        _print_plan(table, parts, workers, as_json)
+        _print_plan({"table": table, "device": str(device)}, parts, workers, as_json)
         return
     kept, carry_out = Store(store), engines.engine(engine)
     kept.prepare()
@@ -343,29 +354,30 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _print_plan(table: str, parts: Sequence["Part"], workers: int | None, as_json: bool) -> None:
-    """Print what a sweep would run, and the time it is likely to take."""
+def _print_plan(
+    facts: dict[str, Any], parts: Sequence["Part"], workers: int | None, as_json: bool
+) -> None:
+    """Print what a sweep would run, and the time it is likely to take: of one GPU, or of cores."""
     from pecil.engines.local import default_workers
 
     workers = workers or default_workers()
-    total = sum(part.to_run * (part.seconds or 0) for part in parts) / workers
+    at_once = workers if facts["device"] == "cpu" else 1
+    total = sum(part.to_run * (part.seconds or 0) for part in parts) / at_once
     unknown = sum(part.to_run for part in parts if part.seconds is None)
-    facts = {
-        "table": table,
+    facts |= {
         "to_run": sum(part.to_run for part in parts),
         "finished": sum(part.finished for part in parts),
-        "workers": workers,
     }
+    facts |= {"workers": workers} if facts["device"] == "cpu" else {}
     if as_json:
         rows = [asdict(part) for part in parts]
         _print_json(facts | {"seconds": total, "runs_of_unknown_time": unknown, "parts": rows})
         return
     _print_table(
-        ("dataset", "method", "split", "epochs", "buffer", "finished", "to run", "one takes"),
+        ("dataset", "split", "method", "finished", "to run", "one takes"),
         [
             (
-                *(part.experiment.dataset, part.experiment.method, part.experiment.split),
-                *(str(part.experiment.epochs), str(part.experiment.buffer)),
+                *(part.experiment.dataset, part.experiment.split, _named(part.experiment)),
                 *(str(part.finished), str(part.to_run)),
                 "not known" if part.seconds is None else _duration(part.seconds),
             )
@@ -374,6 +386,17 @@ def _print_plan(table: str, parts: Sequence["Part"], workers: int | None, as_jso
     )
     more = f", and {unknown} runs of which nothing is known" if unknown else ""
     _print_facts(facts | {"time": f"about {_duration(total)}{more}"})
+
+
+def _named(experiment: "Experiment") -> str:
+    """Name a method with what its rows in a table differ in."""
+    marks = {
+        str(experiment.buffer): experiment.buffer,
+        "labels trick": experiment.settings.get("labels_trick"),
+        f"{experiment.epochs} passes": experiment.epochs > 1,
+    }
+    more = ", ".join(mark for mark, there in marks.items() if there)
+    return f"{experiment.method} ({more})" if more else experiment.method
 
 
 def _duration(seconds: float) -> str:

@@ -149,12 +149,39 @@ def test_each_worker_has_its_place_on_a_gpu(monkeypatch):
     monkeypatch.setattr(local.torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(local, "_cores", lambda: 16)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert local.default_workers() == 8
+    assert local.default_workers() == 16
     assert [local._gpu(place) for place in range(4)] == ["0", "1", "0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-abc")
     assert [local._gpu(place) for place in range(3)] == ["5", "GPU-abc", "5"]
     monkeypatch.setattr(local, "_cores", lambda: 3)
     assert local.default_workers() == 3
+    monkeypatch.setattr(local, "_cores", lambda: 96)
+    assert local.default_workers() == 24
+
+
+@pytest.mark.parametrize("permitted", [True, False])
+def test_processes_share_a_gpu_through_a_service_that_ends_with_them(
+    monkeypatch, tmp_path, permitted
+):
+    log, control = tmp_path / "log", tmp_path / local.MPS
+    control.write_text(
+        f"#!/bin/sh\n[ $# = 0 ] && word=$(cat)\n"
+        f'echo "$1$word $CUDA_MPS_PIPE_DIRECTORY" >> {log}\nexit {int(not permitted)}\n'
+    )
+    control.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    with local.shared_gpus():
+        assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ  # no GPU
+    monkeypatch.setattr(local.torch.cuda, "device_count", lambda: 1)
+    with local.shared_gpus():
+        folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
+        assert (folder is not None) == permitted
+        with local.shared_gpus():  # there already
+            assert os.environ.get("CUDA_MPS_PIPE_DIRECTORY") == folder
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+    words = [line.split()[0] for line in log.read_text().splitlines()]
+    assert words == (["-d", "quit"] if permitted else ["-d", "-d"])
 
 
 def test_what_cannot_be_is_refused(tmp_path):

@@ -124,6 +124,13 @@ class Result:
     macs: int | None = None
     """Multiply-accumulate operations to score one sample more, in products of matrices and
     convolutions; None if there are none."""
+    sharing: int | None = None
+    """Runs that shared the GPU meanwhile, this one among them; None if it had its device alone."""
+
+    @property
+    def device_seconds(self) -> float:
+        """All seconds together; of a GPU that it shared, its share."""
+        return sum(self.seconds.values()) / (self.sharing or 1)
 
     def row(self) -> dict[str, Any]:
         """Return the result as one flat record, ready for JSON."""
@@ -239,6 +246,7 @@ def run(
     device: str = "auto",
     per_task: bool = False,
     progress: Progress | None = None,
+    sharing: int | None = None,
 ) -> Result:
     """Carry out an experiment.
 
@@ -255,6 +263,8 @@ def run(
         Test after every task as well, over the classes seen so far.
     progress : callable, optional
         Called with the steps done and the steps in all.
+    sharing : int, optional
+        Runs that share the GPU, this one among them, for the record.
 
     Returns
     -------
@@ -294,6 +304,7 @@ def run(
         peak_memory=peak(learner.device),
         buffer_size=learner.n_buffered if method.buffer else 0,
         macs=_macs(learner, data.test_x),
+        sharing=sharing,
     )
 
 

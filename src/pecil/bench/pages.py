@@ -159,9 +159,9 @@ INTRODUCTION = """# Tables
 Test accuracy in percent after one pass, classes one at a time unless a table says
 otherwise: mean ± standard error over the seeds, next to the paper's (10 seeds). Ours
 agrees with the paper's if it is within max(1 point, 2 combined standard errors). Seconds
-are those of one run, from loading to testing. Made from `results/*.jsonl` by `pecil docs`;
-each line there holds the settings, versions, device and time of its run. Every method has a
-page of its own in [methods/](methods/).
+are those of one run, from loading to testing; of runs that shared a GPU, each one's share.
+Made from `results/*.jsonl` by `pecil docs`; each line there holds the settings, versions,
+device and time of its run. Every method has a page of its own in [methods/](methods/).
 """
 NOT_RUN = """## Not run yet
 

@@ -83,7 +83,7 @@ class Part:
     to_run: int
     finished: int
     seconds: float | None
-    """That one run is likely to take; None if nothing like it was ever run."""
+    """That one run is likely to take a device; None if nothing like it was ever run."""
 
 
 def plan(
@@ -112,7 +112,7 @@ def plan(
         experiment = result.experiment
         finished.add(experiment.key)
         if result.device.startswith(device):
-            spent = sum(result.seconds.values()) / experiment.epochs
+            spent = result.device_seconds / experiment.epochs
             past.setdefault((experiment.method, experiment.dataset), []).append(spent)
     groups: dict[str, list[Experiment]] = {}
     for experiment in asked:

@@ -98,7 +98,7 @@ class Cell:
     measure: str = "accuracy"
     """A name in `MEASURES`; accuracies are in percent."""
     seconds: tuple[float, ...] = ()
-    """To load, fit and test, by run."""
+    """To load, fit and test, by run; of a GPU that was shared, the run's share."""
     devices: tuple[str, ...] = ()
     """Where the runs were carried out: "cpu", "cuda"."""
     remark: str = ""
@@ -271,7 +271,7 @@ def _cell(table: Mapping[str, Any], row: Mapping[str, Any], place: int, runs: Ru
         experiment=experiment,
         seeds=tuple(run.experiment.seed for run, _ in measured),
         measure=measure,
-        seconds=tuple(sum(run.seconds.values()) for run, _ in measured if run.seconds),
+        seconds=tuple(run.device_seconds for run, _ in measured if run.seconds),
         devices=tuple(dict.fromkeys(run.device.split(":")[0] for run, _ in measured)),
         remark=row.get("note", ""),
     )

@@ -9,11 +9,14 @@ that process and runs it only if there is still no result.
 
 import multiprocessing
 import os
+import shutil
 import signal
+import subprocess
+import tempfile
 import traceback
 from collections import deque
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -25,7 +28,8 @@ from pecil.bench.experiment import Experiment, Progress, run
 from pecil.bench.store import Store
 from pecil.engines import Failure, Report
 
-PER_GPU = 4  # workers that share a GPU, unless told otherwise
+PER_GPU = 12  # workers that share a GPU, unless told otherwise
+MPS = "nvidia-cuda-mps-control"
 START = "spawn"
 
 
@@ -50,8 +54,8 @@ def run_all(
     store : Store
         Where the results go, and where those that are there already are found.
     workers : int, optional
-        How many processes; by default one for each core, or four for each GPU. They share the
-        cores and the GPUs evenly.
+        How many processes; by default one for each core, with a GPU no more than twelve for
+        each. They share the cores and the GPUs evenly.
     retries : int
         How often to try again an experiment of which a worker died.
     progress : callable, optional
@@ -68,7 +72,7 @@ def run_all(
     pool = _Pool(store.path, workers or default_workers(), retries)
     pool.waiting.extend(job for key, job in jobs.items() if key not in set(done))
     failed: list[Failure] = []
-    try:
+    with shared_gpus(), closing(pool):
         while True:
             if progress is not None:
                 progress(len(done) + len(failed), len(jobs))
@@ -79,12 +83,39 @@ def run_all(
                     failed.append(over)
                 else:
                     done.append(over)
-    finally:
-        pool.stop()
+
+
+@contextmanager
+def shared_gpus() -> Iterator[None]:
+    """Let processes that are started meanwhile compute on a GPU at the same time.
+
+    Without NVIDIA's multi-process service, or where it may not be started, they take turns.
+    """
+    control = shutil.which(MPS)
+    if not torch.cuda.device_count() or control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="pecil-") as folder:
+        names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
+        os.environ.update(dict.fromkeys(names, folder))
+        started = subprocess.run([control, "-d"], capture_output=True).returncode == 0
+        if not started:
+            _remove(names)
+        try:
+            yield
+        finally:
+            if started:
+                subprocess.run([control], input=b"quit\n", capture_output=True)
+                _remove(names)
+
+
+def _remove(names: Iterable[str]) -> None:
+    for name in names:
+        del os.environ[name]
 
 
 def default_workers() -> int:
-    """Return how many workers there are if nobody says: one a core, or four a GPU.
+    """Return how many workers there are if nobody says: one a core, at most twelve a GPU.
 
     >>> default_workers() > 0
     True
@@ -126,7 +157,7 @@ class _Pool:
         while self.waiting and len(self.workers) < self.size:
             taken = {worker.place for worker in self.workers}
             place = next(k for k in range(self.size) if k not in taken)
-            worker = _Worker(self.store, place, max(1, _cores() // self.size))
+            worker = _Worker(self.store, place, self.size)
             self.workers.append(worker)
             worker.give(self.waiting.popleft())
         return any(worker.job for worker in self.workers)
@@ -162,7 +193,7 @@ class _Pool:
         code = worker.process.exitcode
         return Failure(job.experiment, f"{job.deaths} workers died of it, exit code {code}")
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End all workers, whatever they are at."""
         for worker in self.workers:
             worker.stop()
@@ -171,13 +202,13 @@ class _Pool:
 class _Worker:
     """A process, seen from outside."""
 
-    def __init__(self, store: Path, place: int, threads: int) -> None:
+    def __init__(self, store: Path, place: int, workers: int) -> None:
         context: Any = multiprocessing.get_context(START)
         self.connection, theirs = context.Pipe()
         self.place = place
         self.job: _Job | None = None
         self.process = context.Process(
-            target=_work, args=(theirs, store, _gpu(place), threads), daemon=True
+            target=_work, args=(theirs, store, place, workers), daemon=True
         )
         self.process.start()
         theirs.close()
@@ -204,27 +235,31 @@ def _gpu(place: int) -> str | None:
     return names.split(",")[place % gpus]
 
 
-def _work(connection: Connection, path: Path, gpu: str | None, threads: int) -> None:
+def _work(connection: Connection, path: Path, place: int, workers: int) -> None:
     """Run what comes until nobody is there any more to send it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who started us
-    if gpu is not None:
+    sharing = None
+    if (gpu := _gpu(place)) is not None:
+        sharing = len(range(place % torch.cuda.device_count(), workers, torch.cuda.device_count()))
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    torch.set_num_threads(threads)
+    torch.set_num_threads(max(1, _cores() // workers))
     store = Store(path)
     with suppress(EOFError, OSError):
         while True:
             experiment, patient = connection.recv()
-            connection.send(_outcome(experiment, store, patient))
+            connection.send(_outcome(experiment, store, patient, sharing))
 
 
-def _outcome(experiment: Experiment, store: Store, patient: bool) -> tuple[str, str]:
+def _outcome(
+    experiment: Experiment, store: Store, patient: bool, sharing: int | None
+) -> tuple[str, str]:
     """Run an experiment unless it has a result or, for the impatient, is run elsewhere."""
     try:
         with store.claim(experiment.key, wait=patient) as ours:
             if not ours:
                 return "elsewhere", ""
             if store.get(experiment.key) is None:
-                store.add(run(experiment))
+                store.add(run(experiment, sharing=sharing))
     except Exception:
         return "failed", traceback.format_exc()
     return "done", ""
