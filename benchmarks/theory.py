@@ -2,6 +2,7 @@
 
     python benchmarks/theory.py samples       scores as a class gets more samples
     python benchmarks/theory.py agreement     who agrees with whom, over draws, students, widths
+    python benchmarks/theory.py outputs       PEC over the number of its outputs
     python benchmarks/theory.py --table       docs/theory.md and its figures, from the stored runs
 
 A seed sets everything: the samples of a run, test samples included, teachers, students, draws.
@@ -11,7 +12,8 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -110,31 +112,30 @@ def over_samples(seed: int) -> Iterator[Row]:
     """Measure scores of the right class and of the best wrong one, in units of the prior's."""
     for name, (_, draw, activation) in PANELS.items():
         data = draw(max(COUNTS), 400, seed)
-        labels = np.unique(data.y)
         kernel = NetworkKernel(activation)
+        prior = kernel.diag(data.test_x).mean()
         rule = GPClassifier(kernel=kernel, noise=NOISELESS)
-        functions = {c: one_function(kernel, data, c, seed) for c in labels}
-        seen = 0
-        for n in COUNTS:
+        functions = {c: one_function(kernel, data, c, seed) for c in np.unique(data.y)}
+        settings = STUDENT | THOROUGH | {"teacher_width": TEACHER, "activation": activation}
+        for seen, n in pairwise((0, *COUNTS)):
             start = time.perf_counter()
             rule.partial_fit(*first(data, seen, n))
-            seen = n
-            prior = kernel.diag(data.test_x).mean()
-            settings = {**STUDENT, **THOROUGH, "teacher_width": TEACHER, "activation": activation}
-            student = PEC(**settings, random_state=seed)
-            student.fit(*first(data, 0, n))
-            answers = student._teachers[0](student._tensor(data.test_x.astype(np.float32)))
-            scores = {
-                "variance": rule.variances(data.test_x) / prior,
-                "pec": student.errors(data.test_x) / float(answers.square().mean()),
-            }
             row: Row = {"experiment": "samples", "panel": name, "samples": n, "seed": seed}
             row |= {"pec_settings": settings, "noise": NOISELESS}
-            for which, score in scores.items():
-                right, wrong = right_and_wrong(score, data.test_y)
-                row |= {which: right, f"{which}{WRONG}": wrong}
+            row |= of_the_right("variance", rule.variances(data.test_x) / prior, data.test_y)
+            row |= of_pec(PEC(**settings, random_state=seed), data, n)
             row["gp_pec_1"] = one_function_error(rule, functions, data, n) / prior
             yield row | versions(start)
+
+
+def of_pec(model: PEC, data: Samples, n: int) -> Row:
+    """Return errors of PEC after n samples of each class: on new samples, and in training."""
+    model.fit(*first(data, 0, n))
+    answers = model._teachers[0](torch.from_numpy(data.test_x).float())
+    prior = float(answers.square().mean())
+    x, y = first(data, 0, min(n, 40))
+    training = of_the_right("pec_training", model.errors(x) / prior, y)
+    return of_the_right("pec", model.errors(data.test_x) / prior, data.test_y) | training
 
 
 def first(data: Samples, start: int, stop: int) -> tuple[Array, Array]:
@@ -144,12 +145,12 @@ def first(data: Samples, start: int, stop: int) -> tuple[Array, Array]:
     return x, np.repeat(labels, stop - start)
 
 
-def right_and_wrong(scores: Array, y: Array) -> tuple[float, float]:
+def of_the_right(name: str, scores: Array, y: Array) -> Row:
     """Return the mean score of the right class, and of the best of the others."""
     right = scores[np.arange(len(y)), y]
     others = scores.copy()
     others[np.arange(len(y)), y] = np.inf
-    return float(right.mean()), float(others.min(1).mean())
+    return {name: float(right.mean()), f"{name}{WRONG}": float(others.min(1).mean())}
 
 
 def one_function(kernel: NetworkKernel, data: Samples, label: int, seed: int) -> tuple[Any, Any]:
@@ -239,10 +240,9 @@ def over_students(data: Samples, rule: GPClassifier, base: Row) -> Iterator[Row]
             for p in rule.posteriors_.values()
         ]
         scores = np.stack(errors, axis=1)
-        right, wrong = right_and_wrong(unit * scores, data.test_y)
         row = {"experiment": "students", "student": student, **base}
-        row |= {"score": right, f"score{WRONG}": wrong}
-        row["variance"] = right_and_wrong(unit * variances, data.test_y)[0]
+        row |= of_the_right("score", unit * scores, data.test_y)
+        row |= of_the_right("variance", unit * variances, data.test_y)
         row["least excess"] = unit * float((scores - variances).min())
         predictions = {"gp": variances.argmin(1), "student": scores.argmin(1)}
         yield row | judged(predictions, data.test_y) | versions(start)
@@ -286,6 +286,20 @@ def over_widths(data: Samples, rule: GPClassifier, chosen: Array, width: int, ba
     return row | judged(predictions, data.test_y) | versions(start)
 
 
+def over_outputs(seed: int) -> Iterator[Row]:
+    """PEC with more and more outputs, each about a function drawn from the process."""
+    data = digits(PER_CLASS, TESTED, seed)
+    chosen = GPClassifier(noise=NOISE).fit(data.x, data.y).predict(data.test_x)
+    for outputs in DRAWS:
+        start = time.perf_counter()
+        settings = STUDENT | THOROUGH | {"teacher_width": TEACHER, "output_dim": outputs}
+        model = PEC(**settings, random_state=seed).fit(data.x, data.y)
+        row = {"experiment": "outputs", "draws": outputs, "seed": seed, "noise": NOISE}
+        row |= {"per_class": PER_CLASS, "tested": TESTED, "pec_settings": settings}
+        predictions = {"gp": chosen, "pec": model.predict(data.test_x)}
+        yield row | judged(predictions, data.test_y) | versions(start)
+
+
 # --- page and figures -----------------------------------------------------------------------
 
 
@@ -304,6 +318,7 @@ SCORES = {
     "variance": Look("posterior variance σ²", "#0b4f8a", "-", "o"),
     "gp_pec_1": Look("s₁ of GP-PEC(1)", "#0b6e4f", "--", "s"),
     "pec": Look("error of PEC", "#c2571a", "-.", "^"),
+    "pec_training": Look("training error of PEC (ε)", "#c2571a", "--", "x"),
     f"variance{WRONG}": Look("σ², best wrong class", "#0b4f8a", ":", "o", hollow=True),
     f"pec{WRONG}": Look("error of PEC, best wrong class", "#c2571a", ":", "^", hollow=True),
 }
@@ -314,6 +329,7 @@ RULES = {
     "pec": Look("PEC, students of width 100", "#c2571a", "-.", "^"),
     "pec_small": Look("PEC, students of width 10", "#555555", ":", "v"),
 }
+GP_PEC = Look("GP-PEC(B)", "#0b6e4f", "--", "s")
 RULE = Look("variance rule", "black", "-", "")
 
 
@@ -351,41 +367,31 @@ def draw_samples(rows: list[Row]) -> None:
         for key, look in SCORES.items():
             curve(panel, look, mine, "samples", key)
         panel.set(xscale="log", yscale="log", title=title, xlabel="samples of a class")
-        panel.set_ylim(10 ** np.floor(np.log10(panel.dataLim.y0)), 2)  # whole decades have labels
+        lowest = min(row["gp_pec_1"] for row in mine)  # training errors of few samples are lower
+        panel.set_ylim(10 ** np.floor(np.log10(lowest)), 2)
     figure.axes[0].set_ylabel("score / variance of the prior")
     below(figure, figure.axes[0], 3)
     save(figure, DOCS / "theory-samples.png")
 
 
-def draw_draws(rows: list[Row]) -> None:
-    """Draw agreement and accuracy over the number of functions."""
-    figure = blank(5.5, 3.8)
-    axes = figure.subplots()
-    agreement = Look("agrees with the variance rule", "#0b6e4f", "-", "s")
-    accuracy = Look("accuracy of GP-PEC(B)", "#c2571a", "--", "^")
-    curve(axes, agreement, rows, "draws", "gp = gp_pec")
-    curve(axes, accuracy, rows, "draws", "gp_pec right")
-    curve(axes, replace(RULE, line=":"), rows, "draws", "gp right")
-    axes.lines[-1].set_label("accuracy of the variance rule")
-    axes.set(xscale="log", xlabel="functions drawn (B)", ylabel="percent", ylim=(0, 102))
-    axes.legend(loc="lower right")
-    save(figure, DOCS / "theory-draws.png")
-
-
-def draw_widths(rows: list[Row]) -> None:
-    """Draw agreement with the rule, and accuracy, over the teacher's width."""
-    figure = blank(11, 5)
+def draw_agreement(
+    name: str, x: str, label: str, papers: int, curves: list[tuple[Look, str, list[Row]]]
+) -> None:
+    """Draw agreement with the rule, and accuracy, over one thing; mark the paper's choice of it."""
+    figure = blank(11, 4.8)
     left, right = figure.subplots(1, 2, sharey=True)
-    for key, look in RULES.items():
-        curve(left, look, rows, "width", f"gp = {key}")
-        curve(right, look, rows, "width", f"{key} right")
-    curve(right, RULE, rows, "width", "gp right")
-    for axes, label in ((left, "agrees with the variance rule (%)"), (right, "accuracy (%)")):
-        axes.axvline(TEACHER, color="0.6", lw=0.8, ls=(0, (1, 3)))
-        axes.set(xscale="log", xlabel="width of the teacher (w)", ylabel=label, ylim=(20, 101))
-    left.annotate("the paper's width", (TEACHER, 22), rotation=90, ha="right", color="0.4")
+    for look, key, rows in curves:
+        curve(left, look, rows, x, f"gp = {key}")
+        curve(right, look, rows, x, f"{key} right")
+    curve(right, RULE, curves[0][2], x, "gp right")
+    left.set(ylabel="agrees with the variance rule (%)", ylim=(10, 101))
+    right.set(ylabel="accuracy (%)")
+    for axes in (left, right):
+        axes.set(xscale="log", xlabel=label)
+        axes.axvline(papers, color="0.6", lw=0.8, ls=(0, (1, 3)))
+        axes.annotate("the paper's", (papers, 12), rotation=90, ha="right", color="0.4")
     below(figure, right, 3)
-    save(figure, DOCS / "theory-width.png")
+    save(figure, DOCS / f"theory-{name}.png")
 
 
 WIDTH_COLUMNS = {
@@ -396,6 +402,12 @@ WIDTH_COLUMNS = {
     "accuracy of PEC": "pec right",
     "of GP-PEC(99)": "gp_pec_99 right",
     "of the rule": "gp right",
+}
+DRAW_COLUMNS = {
+    "GP-PEC(B) and the rule": "gp = gp_pec",
+    "PEC and the rule": "gp = pec",
+    "accuracy of GP-PEC(B)": "gp_pec right",
+    "of PEC": "pec right",
 }
 STUDENT_COLUMNS = {
     "s_∞, right class": "score",
@@ -411,7 +423,10 @@ def table(rows: list[Row], key: str, columns: dict[str, str]) -> str:
     lines = [f"| {' | '.join([key, *columns])} |", "|---" * (1 + len(columns)) + "|"]
     for place in dict.fromkeys(row[key] for row in rows):
         mine = [row for row in rows if row[key] == place]
-        cells = [with_error([row[column] for row in mine]) for column in columns.values()]
+        cells = [
+            with_error([row[column] for row in mine if column in row])
+            for column in columns.values()
+        ]
         name = f"{place:,}" if isinstance(place, int) else place
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -419,20 +434,21 @@ def table(rows: list[Row], key: str, columns: dict[str, str]) -> str:
 
 def write_page(rows: list[Row]) -> None:
     """Draw the figures and put the tables into the page."""
-    by_experiment = {
-        name: [row for row in rows if row["experiment"] == name]
-        for name in ("samples", "draws", "students", "width")
-    }
-    draw_samples(by_experiment["samples"])
-    draw_draws(by_experiment["draws"])
-    draw_widths(by_experiment["width"])
-    put(table(by_experiment["width"], "width", WIDTH_COLUMNS), DOCS / "theory.md", "widths")
-    put(
-        table(by_experiment["students"], "student", STUDENT_COLUMNS), DOCS / "theory.md", "students"
-    )
+    by: dict[str, list[Row]] = {}
+    for row in rows:
+        by.setdefault(row["experiment"], []).append(row)
+    draw_samples(by["samples"])
+    draws = [(GP_PEC, "gp_pec", by["draws"]), (RULES["pec"], "pec", by["outputs"])]
+    draw_agreement("draws", "draws", "functions drawn, or outputs (B)", OUTPUTS, draws)
+    widths = [(look, key, by["width"]) for key, look in RULES.items()]
+    draw_agreement("width", "width", "width of the teacher (w)", TEACHER, widths)
+    page = DOCS / "theory.md"
+    put(table(by["draws"] + by["outputs"], "draws", DRAW_COLUMNS), page, "draws")
+    put(table(by["width"], "width", WIDTH_COLUMNS), page, "widths")
+    put(table(by["students"], "student", STUDENT_COLUMNS), page, "students")
 
 
-EXPERIMENTS = {"samples": over_samples, "agreement": agreements}
+EXPERIMENTS = {"samples": over_samples, "agreement": agreements, "outputs": over_outputs}
 
 
 def main() -> None:
