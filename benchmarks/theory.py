@@ -37,7 +37,7 @@ from pecil.pec.gp import (
 )
 from pecil.pec.networks import Architecture, Teacher
 
-RESULTS = ROOT / "results" / "theory.jsonl"
+RESULTS = ROOT / "results" / "validation" / "theory.jsonl"
 DOCS = ROOT / "docs"
 COUNTS = (3, 10, 30, 100, 300, 1000, 3000)  # samples of a class
 WIDTHS = (10, 30, 100, 300, 1000, 3000, 10_000)  # of the teacher
