@@ -302,3 +302,22 @@ def test_pooling_large_images_needs_little_memory():
         pooling = networks.pooling((84, 84), (4, 4), CPU)
     assert pooling.shape == (84 * 84, 16)
     assert largest.size <= 8 * 2**20
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_a_teacher_that_is_shared_by_threads_says_the_same(n):
+    arch = Architecture("conv", (3, 9, 9), 700, 11, pool=4, activation="relu")
+    teacher = Teacher(arch, "kaiming", 0, torch.device("cpu"))
+    x = torch.randn(n, 3, 9, 9, generator=torch.Generator().manual_seed(0))
+    alone = teacher(x)
+    torch.set_num_threads(3)
+    try:
+        torch.testing.assert_close(teacher(x), alone)
+        assert torch.get_num_threads() == 3
+        told = []
+        networks.by_threads(lambda place: told.append((place, torch.get_num_threads())), 7)
+        assert sorted(told) == [(place, 1) for place in range(7)]
+        with pytest.raises(ZeroDivisionError):
+            networks.by_threads(lambda place: 1 / place, 2)
+    finally:
+        torch.set_num_threads(1)

@@ -17,8 +17,10 @@ import ctypes
 import hashlib
 import math
 import mmap
+import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -36,7 +38,7 @@ LARGEST_OUTPUT = 1e8  # of a teacher: squares of squares must stay within float3
 FULL = 32  # floats: two vectors of 512 bits, what a loop over them takes at a time
 HUGE = 2**22  # bytes from which on large pages are worth asking for
 BLOCK = 64  # numbers of a patch, or cells, up to which the kernel for GPUs takes them
-FEW = 8  # pictures up to which products of all pairs of weights are not worth their reading
+CHANNELS = 512  # of a map that a CPU makes, rectifies and pools at a time
 ALIGN = 16  # floats: every parameter of a row starts on a 64-byte border
 CPU_CACHED, CPU_MOST, GPU_MOST = 2**22, 2**24, 2**26  # floats that one temporary may hold
 
@@ -526,10 +528,6 @@ class Teacher:
         self._out = self._out.copy_(out.transpose(1, 2)).flatten(1)  # (d, cells·w)
         self._bias = values["out.bias"][0].to(device).clone()
         self._filters = values["hidden0.weight"][0].to(device).clone()  # (w, 9c)
-        self._pairs = torch.triu_indices(*self._filters.shape[1:] * 2, device=device)
-        i, j = self._pairs
-        twice = torch.where(i == j, 1.0, 2.0)
-        self._products = self._filters[:, i] * self._filters[:, j] * twice  # (w, pairs)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """Leave the drawn values out of pickles: a recipe makes them again."""
@@ -574,20 +572,27 @@ class Teacher:
         out = x.new_empty(len(x), arch.output_dim)
         for part, target in zip(x.split(rows), out.split(rows), strict=True):
             maps = pooled[: len(part)]
-            patches = arch.patches(part)  # (n, positions, 9c)
-            patches -= patches.mean(1, keepdim=True)
-            (self._pool_in_cache if cpu else self._pool)(patches, maps)
-            maps *= (self._variances(patches) + EPS).rsqrt_().unsqueeze(1)
-            target.copy_(_linear(maps.flatten(1), self._out, self._bias))
+            if cpu:
+                self._pool_by_threads(part, maps)
+                self._project_by_threads(maps.flatten(1), target)
+            else:
+                patches = self._centred(part)
+                self._pool(patches, maps)
+                maps *= self._scales(patches).unsqueeze(1)
+                target.copy_(F.linear(maps.flatten(1), self._out, self._bias))
         return out
 
-    def _variances(self, patches: Tensor) -> Tensor:
-        """Variance of every channel's map, (n, w), from the covariance of the patches."""
+    def _centred(self, x: Tensor) -> Tensor:
+        """Return the patches of pictures, (n, positions, 9c), without their mean."""
+        patches = self.architecture.patches(x)
+        patches -= patches.mean(1, keepdim=True)
+        return patches
+
+    def _scales(self, patches: Tensor) -> Tensor:
+        """Return 1 / deviation of every channel's map, (n, w), from the patches' covariance."""
         covariances = patches.transpose(1, 2) @ patches / patches.shape[1]
-        if len(patches) < FEW:
-            return ((self._filters @ covariances) * self._filters).sum(2).clamp_(min=0)
-        i, j = self._pairs
-        return _linear(covariances[:, i, j], self._products, None).clamp_(min=0)
+        variances = (self._filters @ covariances).mul_(self._filters).sum(2)
+        return variances.clamp_(min=0).add_(EPS).rsqrt_()
 
     def _pool(self, patches: Tensor, pooled: Tensor) -> None:
         """Write the pooled (and rectified) maps of the filters into ``pooled``, (n, r², w)."""
@@ -603,23 +608,72 @@ class Teacher:
             maps = part @ filters
             torch.matmul(cells, maps.relu_() if self._rectify else maps, out=target)
 
-    def _pool_in_cache(self, patches: Tensor, pooled: Tensor) -> None:
-        """Do the same in pieces that stay in a CPU's cache: rows of the grid, then columns."""
+    def _pool_by_threads(self, x: Tensor, pooled: Tensor) -> None:
+        """Write the pooled maps of pictures, scaled, on a CPU: each by one thread, in its cache.
+
+        A picture that is alone is shared: each thread has some of the channels.
+        """
+        shares = 1 if len(x) > 1 else torch.get_num_threads()
+        filters = [part.split(CHANNELS) for part in self._filters.tensor_split(shares)]
+        maps = [part.tensor_split(shares, 1) for part in pooled]
+
+        def work(place: int) -> None:
+            image, share = divmod(place, shares)
+            patches, target = self._centred(x[image : image + 1]), maps[image][share]
+            start = 0
+            for some in filters[share]:
+                target[:, start : start + len(some)] = self._cells(patches[0], some)
+                start += len(some)
+            if share == 0:
+                scales[image] = self._scales(patches)
+
+        scales = x.new_empty(len(x), self.architecture.width)
+        by_threads(work, len(x) * shares)
+        pooled *= scales.unsqueeze(1)
+
+    def _cells(self, patches: Tensor, filters: Tensor) -> Tensor:
+        """Return the pooled maps (r², filters) of one picture's patches."""
         arch = self.architecture
-        height, width = arch.input_shape[1:]
-        rows = _windows(height, arch.pool)
-        lengths = torch.tensor([bottom - top for top, bottom in rows]).view(-1, 1, 1)
-        averaging = pooling((1, width), (1, arch.pool), patches.device).T / lengths
-        channels = max(ALIGN, CPU_CACHED // 2 // (height * width) // ALIGN * ALIGN)
-        grid = pooled.unflatten(1, (arch.pool, arch.pool))
-        for start in range(0, arch.width, channels):
-            filters = self._filters[start : start + channels]
-            strips = patches.new_empty(arch.pool, width, len(filters))
-            for image, target in zip(patches, grid, strict=True):
-                maps = _linear(image, filters, None, self._rectify).view(height, width, -1)
-                for strip, (top, bottom) in zip(strips, rows, strict=True):
-                    torch.sum(maps[top:bottom], 0, out=strip)
-                target[..., start : start + channels] = torch.bmm(averaging, strips)
+        maps = _linear(patches, filters, None, self._rectify)
+        maps = maps.view(1, *arch.input_shape[1:], len(filters)).movedim(-1, 1)
+        cells: Tensor = F.adaptive_avg_pool2d(maps, arch.pool)
+        return cells.movedim(1, -1).reshape(-1, len(filters))
+
+    def _project_by_threads(self, maps: Tensor, target: Tensor) -> None:
+        """Write the outputs, (n, d), of pooled maps: each thread has some of them."""
+        shares = torch.get_num_threads()
+        weights, biases = (values.tensor_split(shares) for values in (self._out, self._bias))
+        outputs = target.tensor_split(shares, 1)
+
+        def work(share: int) -> None:
+            outputs[share].copy_(_linear(maps, weights[share], biases[share]))
+
+        by_threads(work, shares)
+
+
+def by_threads(work: Callable[[int], None], n: int) -> None:
+    """Call ``work`` with 0 to n - 1, in as many threads as the library may use, one thread each.
+
+    The library's own way is to share every operation between threads, which then wait for each
+    other: with many small operations on a busy machine, longer than they work.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or n == 1:
+        for place in range(n):
+            work(place)
+        return
+    with torch.no_grad():
+        for _ in _threads(os.getpid(), threads).map(work, range(n)):
+            pass
+
+
+@cache
+def _threads(process: int, n: int) -> ThreadPoolExecutor:
+    """Return n threads in which operations use one thread each; a forked process has its own."""
+    pool = ThreadPoolExecutor(n, "pecil", initializer=torch.set_num_threads, initargs=(1,))
+    list(pool.map(lambda _: None, range(n)))
+    torch.set_num_threads(n)  # what threads to come start with
+    return pool
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, rectify: bool = False) -> Tensor:
