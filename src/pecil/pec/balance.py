@@ -1,15 +1,16 @@
 """Balancing: one factor for each class, so that the errors of different classes compare.
 
-PEC's errors grow as a class has fewer samples, and the class with the most samples wins too
-often. Zając, Tuytelaars and van de Ven (ICLR 2024, Section 5.4) multiply them before they are
-compared, by factors that make the most of a few samples with labels (*Buffer balancing*)::
+A student that has learned from more samples errs less, and where classes are of unequal size the
+largest wins too often. Zając, Tuytelaars and van de Ven (ICLR 2024, Section 4.4) multiply errors
+before they are compared, by factors that make the most of a few samples with labels (*Buffer
+balancing*)::
 
     predict  argmin_c  s_c · error_c(x)
     balance  max_l  share of samples predicted right,   s_c = exp(l_c)      by CMA-ES
 
 Errors are computed once; the search multiplies and compares. The paper tells neither how many
 generations it takes (here 100) nor what becomes of ties (here :func:`merits` breaks them; left to
-chance, the search often stays where it began or gives a class up).
+chance, the search may stay where it began).
 """
 
 from typing import Any, Self
@@ -146,7 +147,7 @@ def balance(
     ----------
     model : PEC or WhitenedPEC
     X : array-like or Tensor
-        Samples with labels, such as a small buffer holds; some hundreds are enough.
+        Samples with labels, such as a small buffer holds.
     y : array-like of n labels
     generations, random_state : int
         Of the search: see :class:`Balanced`.
