@@ -28,6 +28,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,21 +36,130 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from common import ROOT, Array, Row, describe, keep, kept, number
 from pecil.bench.tables import standard_error
 from pecil.data import load, stream
 from pecil.methods import METHODS
+from pecil.methods.agem import AGEM
+from pecil.methods.er_ace import ERACE
 from pecil.methods.finetuning import FineTuning
+from pecil.methods.icarl import ICaRL
+from pecil.methods.learner import Learner
 
 RESULTS = ROOT / "results" / "speed" / "avalanche.jsonl"
 PAGE = ROOT / "docs" / "avalanche.md"
 PEER = Path(__file__).with_name("avalanche_peer.py")
-SHAPE, CLASSES, SPLIT, PER_TASK = (28, 28), 10, "5/2", 2
+SHAPE, CLASSES, TASKS, PER_TASK = (28, 28), 10, 5, 2
 BATCH, BUFFER = 32, 500
 TRAINED = {"lr": 0.001, "batch_size": BATCH}
 REPLAYING = TRAINED | {"buffer": BUFFER}
 FASTER = 2  # times, at least
+
+
+# --- what is compared -----------------------------------------------------------------------
+
+
+class Shares:
+    """A buffer like that of avalanche's A-GEM: a share for each task that has ended.
+
+    Rows are taken from all shares alike, and of each share in turn.
+    """
+
+    def __init__(self, share: int, generator: torch.Generator) -> None:
+        self.share, self.generator, self.turn = share, generator, 0
+        self.task: list[dict[str, Tensor]] = []
+        self.shares: list[dict[str, Tensor]] = []
+
+    def __len__(self) -> int:
+        """Rows in it now."""
+        return sum(len(rows["y"]) for rows in self.shares)
+
+    def add(self, **rows: Tensor) -> None:
+        """Take note of rows of the task."""
+        self.task.append(rows)
+
+    def end_task(self) -> None:
+        """Keep some of the task's rows, whichever."""
+        rows = {name: torch.cat([part[name] for part in self.task]) for name in self.task[0]}
+        some = torch.randperm(len(rows["y"]), generator=self.generator)[: self.share]
+        self.shares.append({name: values[some] for name, values in rows.items()})
+        self.task = []
+
+    def draw(self, n: int) -> dict[str, Tensor]:
+        """Return n rows, or a few less, so that all shares give as many."""
+        if not self.shares:
+            return {}
+        each = max(1, n // len(self.shares))
+        self.turn += each
+        parts = [
+            {name: values[(self.turn + torch.arange(each)) % len(values)] for name, values in of}
+            for of in (rows.items() for rows in self.shares)
+        ]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+class SharingAGEM(AGEM):
+    """Our A-GEM with their buffer."""
+
+    def __init__(self, *shape: Any, buffer: int, **given: Any) -> None:
+        super().__init__(*shape, buffer=buffer, **given)
+        generator = torch.Generator().manual_seed(self.seed)
+        self.buffer = Shares(buffer // TASKS, generator)  # type: ignore[assignment]
+
+    def end_task(self) -> None:
+        """Fill the buffer."""
+        self.buffer.end_task()  # type: ignore[attr-defined]
+
+
+class Balanced:
+    """A buffer like that of avalanche's ER-ACE: a reservoir for each class, all of one size."""
+
+    def __init__(self, capacity: int, generator: torch.Generator) -> None:
+        self.capacity, self.generator = capacity, generator
+        self.x: dict[int, Tensor] = {}
+        self.rank: dict[int, Tensor] = {}
+        """Random numbers; who has the highest stays."""
+
+    def __len__(self) -> int:
+        """Rows in it now."""
+        return sum(map(len, self.x.values()))
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Offer rows; shorten all reservoirs if there is a new class."""
+        for label in y.unique().tolist():
+            new = x[y == label]
+            rank = torch.rand(len(new), generator=self.generator)
+            self.x[label] = torch.cat((new, self.x.get(label, new[:0])))
+            self.rank[label] = torch.cat((rank, self.rank.get(label, rank[:0])))
+        for label, rank in self.rank.items():
+            best = rank.argsort(descending=True)[: self.capacity // len(self.x)]
+            self.x[label], self.rank[label] = self.x[label][best], rank[best]
+
+    def draw(self, n: int) -> dict[str, Tensor]:
+        """Return n rows, drawn without replacement."""
+        y = torch.cat([torch.full((len(x),), label) for label, x in self.x.items()])
+        some = torch.randperm(len(y), generator=self.generator)[:n]
+        return {"x": torch.cat(list(self.x.values()))[some], "y": y[some]}
+
+
+class BalancedERACE(ERACE):
+    """Our ER-ACE with their buffer."""
+
+    def __init__(self, *shape: Any, buffer: int, **given: Any) -> None:
+        super().__init__(*shape, buffer=buffer, **given)
+        generator = torch.Generator().manual_seed(self.seed)
+        self.buffer = Balanced(buffer, generator)  # type: ignore[assignment]
+
+
+class DenyingICaRL(ICaRL):
+    """Our iCaRL that learns, as theirs does, that samples are not of the classes to come."""
+
+    def begin_task(self, counts: Mapping[int, int]) -> None:
+        """Start anew; all outputs are trained."""
+        super().begin_task(counts)
+        self.outputs = torch.arange(self.n_classes)
 
 
 @dataclass(frozen=True)
@@ -63,6 +173,10 @@ class Pair:
     """Settings that have the same name."""
     ours: dict[str, Any] = field(default_factory=dict)
     theirs: dict[str, Any] = field(default_factory=dict)
+    learner: Callable[..., Learner] | None = None
+    """Ours, if it is not the method of that name."""
+    peer: str | None = None
+    """Theirs, likewise."""
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
@@ -75,18 +189,28 @@ PAIRS = {
     "er": Pair("ER", "nothing", REPLAYING),
     "agem": Pair(
         "A-GEM",
-        f"their buffer gets {BUFFER // 5} samples of a task when it ends, ours (a reservoir) has "
-        "some of the task that is being learned; they take as many samples of each earlier task "
-        f"in turn, {BATCH} or a few less together, we draw {BATCH} of all",
+        f"their buffer gets {BUFFER // TASKS} samples of a task when it ends, ours (a reservoir) "
+        "has some of the task that is being learned; they take as many samples of each earlier "
+        f"task in turn, {BATCH} or a few less together, we draw {BATCH} of all. Our steps with "
+        "their buffer are in the next line of the table",
         TRAINED,
         ours={"buffer": BUFFER},
-        theirs={"patterns_per_exp": BUFFER // 5},
+        theirs={"patterns_per_exp": BUFFER // TASKS},
+    ),
+    "agem_shares": Pair(
+        "A-GEM with their buffer",
+        "nothing",
+        TRAINED,
+        ours={"buffer": BUFFER},
+        theirs={"patterns_per_exp": BUFFER // TASKS},
+        learner=SharingAGEM,
+        peer="agem",
     ),
     "ewc": Pair(
         "EWC",
         f"they square the mean slope of a batch of {BATCH} at the labels it has, about 1/{BATCH} "
         f'of the mean square, so that their λ is {BATCH} times ours; `fisher="exact"` squares '
-        "the slopes of every sample and takes their mean over all labels",
+        "the slopes of every sample and takes their mean over all ten labels, which is more work",
         TRAINED,
         ours={"lam": 100.0, "fisher": "exact"},
         theirs={"ewc_lambda": 100.0 * BATCH, "mode": "online", "decay_factor": 1.0},
@@ -103,11 +227,19 @@ PAIRS = {
     "lwf": Pair("LwF", "nothing", TRAINED | {"alpha": 1.0, "temperature": 2.0}),
     "icarl": Pair(
         "iCaRL",
-        "they train the outputs of classes to come, too; they round the exemplars of a class up, "
-        "we (`released=False`) down; their herding may come upon a sample again, and passes over "
-        "it then",
+        "they train the outputs of classes to come, too (so do we in the next line of the table); "
+        "they round the exemplars of a class up, we (`released=False`) down; their herding may "
+        "come upon a sample again, and passes over it then",
         REPLAYING,
         ours={"released": False},
+    ),
+    "icarl_denying": Pair(
+        "iCaRL with their outputs",
+        "as iCaRL, but for the outputs of classes to come, which are trained here, too",
+        REPLAYING,
+        ours={"released": False},
+        learner=DenyingICaRL,
+        peer="icarl",
     ),
     "der": Pair(
         "DER",
@@ -120,9 +252,16 @@ PAIRS = {
     "er_ace": Pair(
         "ER-ACE",
         "new samples compete with the classes of their batch alone, ours (as in the released "
-        "code) with those not yet seen as well; they share the buffer equally among classes, and "
-        "replay in the first task, too",
+        "code) with those not yet seen as well; they share the buffer equally among classes (so "
+        "do we in the next line of the table), and replay in the first task, too",
         REPLAYING,
+    ),
+    "er_ace_balanced": Pair(
+        "ER-ACE with their buffer",
+        "as ER-ACE, but for the buffer",
+        REPLAYING,
+        learner=BalancedERACE,
+        peer="er_ace",
     ),
     "slda": Pair(
         "SLDA",
@@ -150,7 +289,7 @@ class Run:
 def prepared(seed: int, n: int | None) -> Run:
     """Return MNIST as a stream of tasks, of each the first n samples, and n for the test."""
     data = load("mnist")
-    tasks = [(task.x[:n], task.y[:n]) for task in stream(data, SPLIT, seed=seed)]
+    tasks = [(task.x[:n], task.y[:n]) for task in stream(data, f"{TASKS}/{PER_TASK}", seed=seed)]
     assert data.test_x is not None and data.test_y is not None
     return Run(seed, tasks, data.test_x[:n], data.test_y[:n])
 
@@ -158,7 +297,8 @@ def prepared(seed: int, n: int | None) -> Run:
 def ours(name: str, run: Run) -> tuple[Array, float]:
     """Return our scores of the test set, and the seconds of learning and scoring."""
     settings = PAIRS[name].settings["ours"]
-    learner = METHODS[name].learner(CLASSES, SHAPE, seed=run.seed, device="cpu", **settings)
+    make = PAIRS[name].learner or METHODS[name].learner
+    learner = make(CLASSES, SHAPE, seed=run.seed, device="cpu", **settings)
     start = time.perf_counter()
     for x, y in run.tasks:
         labels, counts = np.unique(y, return_counts=True)
@@ -179,7 +319,8 @@ def theirs(name: str, run: Run, python: str) -> tuple[Array, float, str]:
     arrays |= {"sizes": np.array([len(y) for _, y in run.tasks]), "seed": np.array(run.seed)}
     with TemporaryDirectory() as folder:
         np.savez(Path(folder) / "run.npz", **arrays)
-        command = [python, "-P", str(PEER), folder, name, settings]
+        method = PAIRS[name].peer or name
+        command = [python, "-P", str(PEER), folder, method, settings]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         told = json.loads(done.stdout.splitlines()[-1])
         return np.load(Path(folder) / "scores.npy"), told["seconds"], told["version"]
@@ -214,15 +355,16 @@ HEAD = f"""# Side by side with avalanche-lib
 Written by `python benchmarks/avalanche.py`, which also says how to make the environment that
 avalanche-lib needs; the runs are kept in `results/speed/avalanche.jsonl`.
 
-MNIST, {SPLIT}, a single pass, the perceptron 784-100-100-10, Adam (fused) with a learning rate of
-{TRAINED["lr"]} that stays as it is and starts anew with every task, batches of {BATCH}, a buffer of
-{BUFFER}. Both sides have the same samples in the same order and the same initial weights; our
-switches are set so that both compute the same thing as far as they can. Accuracy in percent,
-mean ± standard error (seeds): once among all ten classes and once, since there EWC, SI and LwF do
-no better than fine-tuning without the labels trick, between the two classes of the sample's task.
-Two accuracies agree if they are no further apart than max(1 point, 2 combined standard errors).
-Seconds are those of learning and scoring, the runs of both sides in turn on one thread, the best
-run of each; data and packages are loaded before. To reach: {FASTER} times as fast.
+MNIST, {TASKS}/{PER_TASK}, a single pass, the perceptron 784-100-100-10, batches of {BATCH}, a
+buffer of {BUFFER}, Adam (fused) with a learning rate of {TRAINED["lr"]} that stays as it is; it
+starts anew with every task. Both sides have the same samples in the same order and the same initial
+weights; our switches are set so that both compute the same thing as far as they can.
+
+- Accuracy in percent, mean ± standard error (seeds): once among all ten classes and once, since
+  there EWC, SI and LwF do no better than fine-tuning, between the two classes of a sample's task.
+- Two accuracies agree if they are no further apart than max(1 point, 2 combined standard errors).
+- Seconds are those of learning and scoring, the runs of both sides in turn on one thread, the best
+  run of each; data and packages are loaded before. To reach: {FASTER} times as fast.
 """
 
 NOTES = """
@@ -233,7 +375,7 @@ covariance for every batch; it is given each task as one batch.
 
 avalanche's SI, as released, does nothing on a CPU: what it keeps of the weights before a step
 are the weights themselves, not a copy, so that nothing ever seems to move, and the result is that
-of fine-tuning to the last digit. Here it is given the copy.
+of fine-tuning to the last digit (seed 0). Here it is given the copy.
 """
 
 COLUMNS = (
@@ -252,8 +394,10 @@ def page(rows: list[Row]) -> str:
     }
     if not found:
         return HEAD
-    last = max((row for mine in found.values() for row in mine), key=lambda row: row["time"])
-    text = [HEAD, f"{last['machine']}; avalanche-lib {last['avalanche']}.\n"]
+    shown = [row for mine in found.values() for row in mine]
+    last, most = max(shown, key=lambda row: row["time"]), max(row["load"] for row in shown)
+    text = [HEAD, f"{last['machine']}; avalanche-lib {last['avalanche']}. Load of the machine"]
+    text += [f"before the runs: up to {most:.1f}, so that seconds are to be taken with care.\n"]
     text += [f"| {' | '.join(COLUMNS)} |", f"|---{'|---:' * (len(COLUMNS) - 2)}|---|"]
     text += [f"| {' | '.join(line(name, mine))} |" for name, mine in found.items()]
     text += ["\n## What still differs\n"]
