@@ -3,11 +3,13 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pecil.pec.balance import balance
     from pecil.pec.estimator import PEC
+    from pecil.pec.imagine import imagine
     from pecil.pec.saving import ModelFileError, load
     from pecil.pec.whitened import WhitenedPEC
 
-__all__ = ["PEC", "ModelFileError", "WhitenedPEC", "load"]
+__all__ = ["PEC", "ModelFileError", "WhitenedPEC", "balance", "imagine", "load"]
 __version__ = "0.1.0"
 
 
@@ -15,7 +17,8 @@ def __getattr__(name: str) -> Any:
     """Import torch and scikit-learn only when a model is asked for."""
     if name not in __all__:
         raise AttributeError(f"module 'pecil' has no attribute {name!r}")
-    from pecil.pec import estimator, saving, whitened
+    from importlib import import_module
 
-    homes: dict[str, Any] = {"PEC": estimator, "WhitenedPEC": whitened}
-    return getattr(homes.get(name, saving), name)
+    homes = {"PEC": "estimator", "WhitenedPEC": "whitened"}
+    homes |= {"balance": "balance", "imagine": "imagine"}
+    return getattr(import_module(f"pecil.pec.{homes.get(name, 'saving')}"), name)

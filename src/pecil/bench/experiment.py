@@ -230,9 +230,10 @@ def planned(
     for name, given, least in (("epochs", epochs, 1), ("buffer", buffer, 0)):
         if type(given) is not int or given < least:
             raise ValueError(f"{name}: expected a whole number of at least {least}, got {given!r}")
-    if METHODS[method].buffer and buffer == 0:
+    keeps = METHODS[method].buffer or changes.get("balancing") == "buffer"
+    if keeps and buffer == 0:
         buffer = BUFFER
-    if buffer and not METHODS[method].buffer:
+    if buffer and not keeps:
         raise ValueError(f"{method} keeps no samples: expected a buffer of 0, got {buffer}")
     if split is None:
         split = "joint" if METHODS[method].joint else f"{_n_classes(dataset)}/1"
@@ -291,6 +292,8 @@ def run(
                     exam.take((task.index + 1) * tasks.classes_per_task)
             if progress is not None:
                 progress(task.index + 1, len(tasks))
+        if experiment.settings.get("balancing") == "oracle":
+            learner.balance(data.test_x, np.searchsorted(classes, data.test_y))
         with _timed(seconds, "test"):
             exam.take(len(classes))
     return Result(
@@ -302,7 +305,7 @@ def run(
         versions=_versions(),
         data_note=data.note,
         peak_memory=peak(learner.device),
-        buffer_size=learner.n_buffered if method.buffer else 0,
+        buffer_size=learner.n_buffered if experiment.buffer else 0,
         macs=_macs(learner, data.test_x),
         sharing=sharing,
     )
@@ -331,7 +334,7 @@ def _learner(experiment: Experiment, n_classes: int, data: Dataset, device: str)
     method, settings = METHODS[experiment.method], dict(experiment.settings)
     if not method.independent and not method.by_task:
         settings.pop("batch_size", None)  # the stream's
-    if method.buffer:
+    if experiment.buffer:
         settings["buffer"] = experiment.buffer
     return method.learner(
         n_classes,

@@ -163,7 +163,7 @@ METHODS = {
             description="One student per class imitates a frozen random teacher; "
             "the student with the smallest error names the class.",
             learner=PECLearner,
-            options=_parameters(PEC, but="teacher"),  # a callable
+            options=(*_parameters(PEC, but="teacher"), "balancing"),  # a teacher is a callable
             independent=True,
         ),
         Method(

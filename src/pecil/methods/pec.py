@@ -6,8 +6,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from pecil.methods.buffer import Reservoir
 from pecil.methods.learner import Array
+from pecil.methods.recording import Chance
 from pecil.pec import PEC
+from pecil.pec.balance import Balanced, balance
+from pecil.pec.base import one_of
 
 
 class PECLearner:
@@ -16,6 +20,9 @@ class PECLearner:
     Each task tells how many samples of its classes will come, which is what the linear
     learning-rate schedule needs. All classes at once are one `fit`, in the given order:
     the same model, and the only way to cut classes to equal budgets.
+
+    With ``balancing="buffer"`` it keeps ``buffer`` samples of the stream and balances its classes
+    with them (:func:`pecil.balance`); with "oracle" the benchmark balances them with the test set.
 
     Examples
     --------
@@ -36,9 +43,18 @@ class PECLearner:
         std: Any = None,
         seed: int = 0,
         device: str = "auto",
+        balancing: str | None = None,
+        buffer: int = 0,
         **settings: Any,
     ) -> None:
+        if balancing is not None:
+            one_of("balancing", balancing, ("buffer", "oracle"))
         self.n_classes = n_classes
+        self.seed = seed
+        self.balanced: Balanced | None = None
+        self.kept: Reservoir | None = None
+        if balancing == "buffer":
+            self.kept = Reservoir(buffer, seed, Chance(torch.device("cpu")))
         self.pec = PEC(
             **settings,
             expected_samples={},
@@ -72,12 +88,26 @@ class PECLearner:
         """Learn samples in their order."""
         whole = len(np.unique(y)) == self.n_classes and not hasattr(self.pec, "classes_")
         (self.pec.fit if whole else self.pec.partial_fit)(x, y)
+        if self.kept is not None:
+            self.kept.add(x=torch.as_tensor(x), y=torch.as_tensor(y))
+            self.balanced = None
+
+    @property
+    def n_buffered(self) -> int:
+        """The samples that it keeps to balance its classes."""
+        return 0 if self.kept is None else len(self.kept)
+
+    def balance(self, x: Array, y: Array) -> None:
+        """Balance the classes with some samples."""
+        self.balanced = balance(self.pec, x, y, random_state=self.seed)
 
     def end_task(self) -> None:
         """Do nothing: PEC needs no tasks."""
 
     def scores(self, x: Array) -> Array:
-        """Return the negative prediction errors, (n, n_classes)."""
+        """Return the negative prediction errors, balanced or not, (n, n_classes)."""
+        if self.kept is not None and self.balanced is None:
+            self.balance(*(self.kept.fields[name].numpy() for name in ("x", "y")))
         scores = np.full((len(x), self.n_classes), -np.inf, dtype=np.float32)
-        scores[:, self.pec.classes_] = -self.pec.errors(x)
+        scores[:, self.pec.classes_] = -(self.balanced or self.pec).errors(x)
         return scores
