@@ -1,6 +1,7 @@
 """Forward and backward passes, teachers and initial values against PyTorch's own layers."""
 
 import math
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -317,6 +318,10 @@ def test_a_teacher_that_is_shared_by_threads_says_the_same(n):
         told = []
         networks.by_threads(lambda place: told.append((place, torch.get_num_threads())), 7)
         assert sorted(told) == [(place, 1) for place in range(7)]
+        other = Thread(target=lambda: told.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+        assert told[-1] == 3
         with pytest.raises(ZeroDivisionError):
             networks.by_threads(lambda place: 1 / place, 2)
     finally:

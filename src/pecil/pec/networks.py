@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
+from threading import Barrier
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ LARGEST_OUTPUT = 1e8  # of a teacher: squares of squares must stay within float3
 FULL = 32  # floats: two vectors of 512 bits, what a loop over them takes at a time
 HUGE = 2**22  # bytes from which on large pages are worth asking for
 BLOCK = 64  # numbers of a patch, or cells, up to which the kernel for GPUs takes them
-CHANNELS = 512  # of a map that a CPU makes, rectifies and pools at a time
+CHANNELS = 1024  # of a map that a CPU makes, rectifies and pools at a time
 ALIGN = 16  # floats: every parameter of a row starts on a 64-byte border
 CPU_CACHED, CPU_MOST, GPU_MOST = 2**22, 2**24, 2**26  # floats that one temporary may hold
 
@@ -528,6 +529,8 @@ class Teacher:
         self._out = self._out.copy_(out.transpose(1, 2)).flatten(1)  # (d, cells·w)
         self._bias = values["out.bias"][0].to(device).clone()
         self._filters = values["hidden0.weight"][0].to(device).clone()  # (w, 9c)
+        self._turned = self._filters.T.contiguous()
+        self._rooms: list[Tensor] = []  # for a map, one a thread
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """Leave the drawn values out of pickles: a recipe makes them again."""
@@ -578,7 +581,7 @@ class Teacher:
             else:
                 patches = self._centred(part)
                 self._pool(patches, maps)
-                maps *= self._scales(patches).unsqueeze(1)
+                maps *= self._scales(patches, self._turned).unsqueeze(1)
                 target.copy_(F.linear(maps.flatten(1), self._out, self._bias))
         return out
 
@@ -588,56 +591,65 @@ class Teacher:
         patches -= patches.mean(1, keepdim=True)
         return patches
 
-    def _scales(self, patches: Tensor) -> Tensor:
-        """Return 1 / deviation of every channel's map, (n, w), from the patches' covariance."""
+    def _scales(self, patches: Tensor, turned: Tensor) -> Tensor:
+        """Return 1 / deviation of the maps of filters (9c, w), (n, w), from the covariance."""
         covariances = patches.transpose(1, 2) @ patches / patches.shape[1]
-        variances = (self._filters @ covariances).mul_(self._filters).sum(2)
+        variances = (covariances @ turned).mul_(turned).sum(1)
         return variances.clamp_(min=0).add_(EPS).rsqrt_()
 
     def _pool(self, patches: Tensor, pooled: Tensor) -> None:
         """Write the pooled (and rectified) maps of the filters into ``pooled``, (n, r², w)."""
-        arch, filters = self.architecture, self._filters.T.contiguous()
+        arch = self.architecture
         cells = pooling(arch.input_shape[1:], (arch.pool, arch.pool), patches.device).T
-        if has_kernels(patches.device) and max(len(filters), len(cells)) <= BLOCK:
+        if has_kernels(patches.device) and max(len(self._turned), len(cells)) <= BLOCK:
             from pecil.pec import kernels
 
-            kernels.pool(patches, filters, cells.contiguous(), pooled, self._rectify)
+            kernels.pool(patches, self._turned, cells.contiguous(), pooled, self._rectify)
             return
         images = max(1, GPU_MOST // arch.temporaries)
         for part, target in zip(patches.split(images), pooled.split(images), strict=True):
-            maps = part @ filters
+            maps = part @ self._turned
             torch.matmul(cells, maps.relu_() if self._rectify else maps, out=target)
 
     def _pool_by_threads(self, x: Tensor, pooled: Tensor) -> None:
         """Write the pooled maps of pictures, scaled, on a CPU: each by one thread, in its cache.
 
-        A picture that is alone is shared: each thread has some of the channels.
+        Where there are more threads than pictures, each thread has some of the channels.
         """
-        shares = 1 if len(x) > 1 else torch.get_num_threads()
-        filters = [part.split(CHANNELS) for part in self._filters.tensor_split(shares)]
-        maps = [part.tensor_split(shares, 1) for part in pooled]
+        width, threads = self.architecture.width, torch.get_num_threads()
+        if len(self._rooms) < threads:
+            positions = math.prod(self.architecture.input_shape[1:])
+            self._rooms = [roomy(positions * CHANNELS, device=x.device) for _ in range(threads)]
 
-        def work(place: int) -> None:
-            image, share = divmod(place, shares)
-            patches, target = self._centred(x[image : image + 1]), maps[image][share]
-            start = 0
-            for some in filters[share]:
-                target[:, start : start + len(some)] = self._cells(patches[0], some)
-                start += len(some)
-            if share == 0:
-                scales[image] = self._scales(patches)
+        def work(k: int) -> None:
+            images, first, last = range(k, len(x), threads), 0, width
+            if len(x) < threads:
+                images, first, last = (
+                    range(len(x)),
+                    k * width // threads,
+                    (k + 1) * width // threads,
+                )
+            filters = self._turned[:, first:last]
+            for image in images:
+                patches = self._centred(x[image : image + 1])
+                self._pool_one(patches, filters, self._rooms[k], pooled[image, :, first:last])
 
-        scales = x.new_empty(len(x), self.architecture.width)
-        by_threads(work, len(x) * shares)
-        pooled *= scales.unsqueeze(1)
+        by_threads(work, threads)
 
-    def _cells(self, patches: Tensor, filters: Tensor) -> Tensor:
-        """Return the pooled maps (r², filters) of one picture's patches."""
-        arch = self.architecture
-        maps = _linear(patches, filters, None, self._rectify)
-        maps = maps.view(1, *arch.input_shape[1:], len(filters)).movedim(-1, 1)
-        cells: Tensor = F.adaptive_avg_pool2d(maps, arch.pool)
-        return cells.movedim(1, -1).reshape(-1, len(filters))
+    def _pool_one(self, patches: Tensor, filters: Tensor, room: Tensor, out: Tensor) -> None:
+        """Write the pooled maps (r², filters) of one picture's patches, scaled."""
+        arch, scales = self.architecture, self._scales(patches, filters)
+        for some, scale, target in zip(
+            *(values.split(CHANNELS, 1) for values in (filters, scales, out)), strict=True
+        ):
+            channels = some.shape[1]
+            maps = room[: patches.shape[1] * channels].view(-1, channels)
+            torch.mm(patches[0], some, out=maps)
+            if self._rectify:
+                maps.relu_()
+            maps = maps.view(1, *arch.input_shape[1:], channels).movedim(-1, 1)
+            cells = F.adaptive_avg_pool2d(maps, arch.pool).movedim(1, -1)
+            torch.mul(cells.reshape(-1, channels), scale, out=target)
 
     def _project_by_threads(self, maps: Tensor, target: Tensor) -> None:
         """Write the outputs, (n, d), of pooled maps: each thread has some of them."""
@@ -658,22 +670,25 @@ def by_threads(work: Callable[[int], None], n: int) -> None:
     other: with many small operations on a busy machine, longer than they work.
     """
     threads = torch.get_num_threads()
-    if threads == 1 or n == 1:
-        for place in range(n):
-            work(place)
-        return
-    with torch.no_grad():
-        for _ in _threads(os.getpid(), threads).map(work, range(n)):
-            pass
+    pool = map if threads == 1 else _threads(os.getpid(), threads).map
+    for _ in pool(work, range(n)):
+        pass
 
 
 @cache
 def _threads(process: int, n: int) -> ThreadPoolExecutor:
     """Return n threads in which operations use one thread each; a forked process has its own."""
-    pool = ThreadPoolExecutor(n, "pecil", initializer=torch.set_num_threads, initargs=(1,))
-    list(pool.map(lambda _: None, range(n)))
-    torch.set_num_threads(n)  # what threads to come start with
+    pool, all_there = ThreadPoolExecutor(n, "pecil", initializer=_alone), Barrier(n)
+    for _ in pool.map(lambda _: all_there.wait(), range(n)):
+        pass
+    torch.set_num_threads(n)  # with which any other thread begins
     return pool
+
+
+def _alone() -> None:
+    """Let operations of this thread use no other."""
+    torch.get_num_threads()  # the first call takes the number with which threads begin
+    torch.set_num_threads(1)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, rectify: bool = False) -> Tensor:

@@ -7,9 +7,9 @@ Student g_c is trained on the samples of class c alone, to predict the teacher's
 and scores a sample by the same error. The students are rows of one matrix: row c holds
 the parameters of class c, a second and a third matrix the two moments of its Adam.
 
-* On a CPU large students are trained one after another, so that a row and its moments stay in
-  cache, and small ones ten at a time, which saves calls. Either way a student becomes what it
-  would become alone, to the last bit.
+* On a CPU each thread trains a large student of its own, so that a row and its moments stay in
+  cache; small ones are trained ten at a time, which saves calls. Either way a student becomes what
+  it would become alone, to the last bit.
 * On a GPU all rows advance in lockstep, one captured CUDA graph a step, each with its own
   samples, learning rate and step count; a class that has run out of samples stands still.
 * Scoring is one pass of the teacher and one merged pass of all students.
@@ -27,6 +27,7 @@ from pecil.pec.networks import (
     Architecture,
     Stack,
     backward,
+    by_threads,
     cached,
     draw,
     forward,
@@ -141,13 +142,12 @@ class Students:
         self._set_buffers()
 
     def _set_buffers(self) -> None:
-        self._gradient = roomy(*self.start.shape, device=self.start.device).zero_()
-        self._gradients = Stack.over(self.architecture, self._gradient)
+        self._gradients = [roomy(*self.start.shape, device=self.start.device).zero_()]
         self._networks: dict[int, Stack] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out buffers and views."""
-        left_out = ("_gradient", "_gradients", "_networks")
+        left_out = ("_gradients", "_networks")
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -213,16 +213,38 @@ class Students:
                 return learn(self, list(lessons), batch_size)
             small = self.architecture.row < SMALL and self.architecture.kind != "conv"
             learned, group = [], []
+            size = TOGETHER if small else torch.get_num_threads()
             for lesson in lessons:
-                if small and batch_size == 1 and len(lesson.order) >= LONG:
-                    group.append(lesson)
-                else:
-                    with _light(few=len(lesson.order) < LONG or not small):
+                if small and (batch_size > 1 or len(lesson.order) < LONG):
+                    with _light(few=len(lesson.order) < LONG):
                         learned.append((lesson.slot, self.learn_one(lesson, batch_size)))
-                if len(group) == TOGETHER:
-                    learned += self._learn_together(group)
+                    continue
+                group.append(lesson)
+                if len(group) == size:
+                    learned += self._learn_group(group, batch_size, small)
                     group = []
-            return learned + self._learn_together(group) if group else learned
+            return learned + self._learn_group(group, batch_size, small)
+
+    def _learn_group(
+        self, lessons: list[Lesson], batch_size: int, small: bool
+    ) -> list[tuple[int, Tensor]]:
+        """Train several students on the CPU: small ones step by step, large ones by threads."""
+        if small and lessons:
+            return self._learn_together(lessons)
+        losses = [torch.empty(0)] * len(lessons)
+        alone = [[k] for k in range(len(lessons))]
+        if self.moment is not None:  # all add to one
+            alone = [list(range(len(lessons)))]
+        while len(self._gradients) < len(alone):
+            self._gradients.append(roomy(*self.start.shape, device=self.start.device).zero_())
+
+        def work(thread: int) -> None:
+            for k in alone[thread]:
+                losses[k] = self.learn_one(lessons[k], batch_size, self._gradients[thread])
+
+        with _light(few=True):
+            by_threads(work, len(alone))
+        return [(lesson.slot, loss) for lesson, loss in zip(lessons, losses, strict=True)]
 
     def _learn_together(self, lessons: list[Lesson]) -> list[tuple[int, Tensor]]:
         """Train small students side by side on the CPU, one sample a step each.
@@ -291,11 +313,12 @@ class Students:
             self._networks[slot] = Stack.over(self.architecture, self.rows[slot : slot + 1])
         return self._networks[slot]
 
-    def learn_one(self, lesson: Lesson, batch_size: int) -> Tensor:
-        """Train one student, batch by batch."""
+    def learn_one(self, lesson: Lesson, batch_size: int, room: Tensor | None = None) -> Tensor:
+        """Train one student, batch by batch; ``room`` is for its gradient, (1, row)."""
         arch, slot = self.architecture, lesson.slot
         row, first, second = (part[slot : slot + 1] for part in self._store)
-        nets, grads = self._network(slot), self._gradients
+        gradient = self._gradients[0] if room is None else room
+        nets, grads = self._network(slot), Stack.over(arch, gradient)
         rates = lesson.rates[::batch_size]
         counts = torch.arange(1.0, len(rates) + 1, device=row.device).add_(self.steps[slot])
         steps = iter(zip(counts.unbind(), rates, strict=True))
@@ -310,7 +333,7 @@ class Students:
                 errors.append(error)
                 backward(nets, tape, error * (2 / target.numel()), grads)
                 count, rate = next(steps)
-                _adam(row, self._gradient, first, second, count, rate)
+                _adam(row, gradient, first, second, count, rate)
                 self.steps[slot] += 1
                 if self.steps[slot] % FLUSH_EVERY == 0:
                     _flush(first)
