@@ -544,21 +544,37 @@ class Teacher:
             rows = max(1, cached(x.device) // self.architecture.temporaries)
             out = x.new_empty(len(x), self.architecture.output_dim)
             for part, target in zip(x.split(rows), out.split(rows), strict=True):
-                inputs, stack = self.architecture.inputs(part), self._stack
+                inputs = self.architecture.inputs(part)
                 if self._by_input is not None:
-                    inputs, stack = self._without_zeros(inputs, self._by_input)
-                target.copy_(forward(stack, inputs.unsqueeze(0))[0][0])
+                    target.copy_(self._mlp(*self._without_zeros(inputs, self._by_input)))
+                else:
+                    target.copy_(forward(self._stack, inputs.unsqueeze(0))[0][0])
             return out
 
-    def _without_zeros(self, x: Tensor, by_input: Tensor) -> tuple[Tensor, Stack]:
-        """Leave out inputs that are zero in all samples, such as the border of digits."""
+    def _without_zeros(self, x: Tensor, by_input: Tensor) -> tuple[Tensor, Tensor]:
+        """Leave out inputs that are zero in all samples, such as the border of digits.
+
+        Returns
+        -------
+        x : Tensor
+            The others.
+        weight : Tensor
+            Their weights in the first layer, (w, others).
+        """
         active = x.any(0).nonzero().squeeze(1)
         if len(active) > 0.8 * x.shape[1]:
-            return x, self._stack
-        first, *rest = self._stack.hidden
+            return x, by_input.T
         kept = torch.index_select(by_input, 0, active, out=self._room[: len(active)])
-        first = replace(first, turned=kept.unsqueeze(0))
-        return x.index_select(1, active), replace(self._stack, hidden=(first, *rest))
+        return x.index_select(1, active), kept.T
+
+    def _mlp(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return the outputs of a perceptron on a CPU, given the weights of its first layer."""
+        weights = [weight, *(layer.weight[0] for layer in self._stack.hidden[1:])]
+        for layer, weight in zip(self._stack.hidden, weights, strict=True):
+            z = _linear(x, weight, layer.bias[0, 0])
+            a = F.layer_norm(z, z.shape[1:], layer.scale.view(-1), layer.shift.view(-1), EPS)
+            x = _activate(self.architecture.activation, a)
+        return _linear(x, self._stack.weight[0], self._stack.bias[0, 0])
 
     def _conv(self, x: Tensor) -> Tensor:
         """One convolution, normalised, rectified and pooled without keeping the map.
