@@ -126,8 +126,7 @@ class EWC(Trained):
 
         def add(some: Tensor, own: Tensor) -> None:
             inputs = self.view(some)
-            for y in [torch.full_like(own, label) for label in classes] or [own]:
-                total.add_(squares(inputs, y))
+            total.add_(squares(inputs, [torch.full_like(own, label) for label in classes] or [own]))
 
         self.network.train(not self.exact)
         for some, own in zip(raw.split(size), labels.split(size), strict=True):
@@ -142,7 +141,7 @@ class EWC(Trained):
             logits = logits.masked_fill(~self.current, -torch.inf)
         return -F.cross_entropy(logits, labels, reduction="none")
 
-    def _by_layer(self, inputs: Tensor, labels: Tensor) -> Tensor:
+    def _by_layer(self, inputs: Tensor, labels: Sequence[Tensor]) -> Tensor:
         """Return the sum of squares for a perceptron.
 
         In a linear layer that makes b of a, the slopes of one sample are those of b times a,
@@ -153,16 +152,23 @@ class EWC(Trained):
             before, inputs = inputs, layer(inputs)
             if isinstance(layer, nn.Linear):
                 passed.append((before, inputs))
-        values = self.log_likelihood(inputs, labels)
-        slopes = torch.autograd.grad(values.sum(), [after for _, after in passed])
-        weights = values.detach().exp().unsqueeze(1)
+        outputs = [after for _, after in passed]
+        weighted = [torch.zeros_like(after) for after in outputs]
+        for y in labels:
+            values = self.log_likelihood(inputs, y)
+            slopes = torch.autograd.grad(values.sum(), outputs, retain_graph=True)
+            for sum_, slope in zip(weighted, slopes, strict=True):
+                sum_ += values.detach().exp().unsqueeze(1) * slope.square()
         squares: list[Tensor] = []
-        for (before, _), slope in zip(passed, slopes, strict=True):
-            weighted = weights * slope.square()
-            squares += [weighted.T @ before.detach().square(), weighted.sum(0)]
+        for (before, _), of_outputs in zip(passed, weighted, strict=True):
+            squares += [of_outputs.T @ before.detach().square(), of_outputs.sum(0)]
         return flat(squares)
 
-    def _by_sample(self, inputs: Tensor, labels: Tensor) -> Tensor:
+    def _by_sample(self, inputs: Tensor, labels: Sequence[Tensor]) -> Tensor:
+        """Return the sum of squares for any network."""
+        return torch.stack([self._of_label(inputs, y) for y in labels]).sum(0)
+
+    def _of_label(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the sum of squares for any network, its samples one by one but side by side.
 
         Each sample meets batch norm alone. In training mode its running statistics r become

@@ -40,6 +40,7 @@ FULL = 32  # floats: two vectors of 512 bits, what a loop over them takes at a t
 HUGE = 2**22  # bytes from which on large pages are worth asking for
 BLOCK = 64  # numbers of a patch, or cells, up to which the kernel for GPUs takes them
 CHANNELS = 1024  # of a map that a CPU makes, rectifies and pools at a time
+STEP = 64  # inputs by which numbers of those that are not zero are told apart
 ALIGN = 16  # floats: every parameter of a row starts on a 64-byte border
 CPU_CACHED, CPU_MOST, GPU_MOST = 2**22, 2**24, 2**26  # floats that one temporary may hold
 
@@ -554,6 +555,8 @@ class Teacher:
     def _without_zeros(self, x: Tensor, by_input: Tensor) -> tuple[Tensor, Tensor]:
         """Leave out inputs that are zero in all samples, such as the border of digits.
 
+        Some are left in: the library keeps what it needs for products of every size it meets.
+
         Returns
         -------
         x : Tensor
@@ -561,11 +564,13 @@ class Teacher:
         weight : Tensor
             Their weights in the first layer, (w, others).
         """
-        active = x.any(0).nonzero().squeeze(1)
-        if len(active) > 0.8 * x.shape[1]:
+        active = x.any(0)
+        n = -(-int(active.sum()) // STEP) * STEP
+        if n > 0.8 * x.shape[1]:
             return x, by_input.T
-        kept = torch.index_select(by_input, 0, active, out=self._room[: len(active)])
-        return x.index_select(1, active), kept.T
+        chosen = active.byte().argsort(stable=True, descending=True)[:n]
+        kept = torch.index_select(by_input, 0, chosen, out=self._room[:n])
+        return x.index_select(1, chosen), kept.T
 
     def _mlp(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return the outputs of a perceptron on a CPU, given the weights of its first layer."""
