@@ -53,11 +53,16 @@ class Reservoir:
                 shape = (self.capacity + 1, *values.shape[1:])  # one for those that get no place
                 self._fields[name] = values.new_zeros(shape, device=self.chance.device)
         n = len(next(iter(rows.values())))
-        places = self.chance(lambda: self._places(n))
+        if self.chance.recording:
+            places = self.chance(lambda: torch.tensor(self._places(n)))
+        elif min(found := self._places(n), default=self.capacity) == self.capacity:
+            return
+        else:
+            places = torch.tensor(found, device=self.chance.device)
         for name, values in rows.items():
             self._fields[name].index_copy_(0, places, values.detach())
 
-    def _places(self, n: int) -> Tensor:
+    def _places(self, n: int) -> list[int]:
         """Return the places that n new rows get; the last one to get a place has it."""
         places = [self.capacity] * n
         taken: dict[int, int] = {}
@@ -68,7 +73,7 @@ class Reservoir:
                 places[taken.get(place, k)] = self.capacity
                 places[k], taken[place] = place, k
             self.seen += 1
-        return torch.tensor(places)
+        return places
 
     def pick(self, n: int) -> Tensor:
         """Return the places of min(n, filled) rows, drawn without replacement."""

@@ -35,6 +35,11 @@ class Chance:
         self.device = device
         self.places: Places | None = None  # of the step that is being recorded
 
+    @property
+    def recording(self) -> bool:
+        """Whether a step is being recorded, so that it has to do all that it may ever do."""
+        return self.places is not None
+
     def __call__(self, draw: Draw) -> Tensor:
         """Return what ``draw`` returns, on the device.
 

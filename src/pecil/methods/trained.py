@@ -166,14 +166,15 @@ class Trained:
 
     def take(self, raw: Tensor, labels: Tensor) -> None:
         """Do what a step does."""
-        self.rate.copy_(self.chance(self.next_rate))
+        if self.schedule == "linear":
+            self.rate.copy_(self.chance(self.next_rate))
         self.optimizer.zero_grad()
         torch.autograd.backward(self.loss(raw, labels))
         self.optimizer.step()
 
     def next_rate(self) -> Tensor:
-        """Return the learning rate of the next step."""
-        left = max(0.0, 1 - self.steps / self.expected) if self.schedule == "linear" else 1.0
+        """Return the learning rate of the next step of a linear schedule."""
+        left = max(0.0, 1 - self.steps / self.expected)
         self.steps += 1
         return torch.tensor(self.lr * left, dtype=self.rate.dtype)
 

@@ -150,7 +150,8 @@ class VAEGC(Trained):
     def step(self, raw: Tensor, labels: Tensor) -> None:
         """Take steps with the VAE of each class of a batch; the labels are on the CPU."""
         inputs = self.view(raw)
-        self.rate.copy_(self.next_rate())
+        if self.schedule == "linear":
+            self.rate.copy_(self.next_rate())
         classes, counts = labels.unique(return_counts=True)
         for label, count in zip(classes.tolist(), counts.tolist(), strict=True):
             own = inputs if count == len(labels) else inputs[labels == label]
