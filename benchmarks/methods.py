@@ -33,7 +33,7 @@ PAGE = ROOT / "docs" / "speed-methods.md"
 SHAPES = {"cpu": (28, 28), "cuda": (32, 32, 3)}  # the perceptron here, ResNet18 there
 BATCH, BUFFER, CLASSES = 10, 500, 10
 CHEAP = ("finetuning", "labels_trick", "er", "derpp", "er_ace")  # at most 1.3 times the floor
-ROUNDS = 3
+ROUNDS = 9
 PASSES = {"finetuning": (1,), "labels_trick": (1,), "er": (2,), "er_ace": (1, 1), "derpp": (1, 1)}
 """Samples of each forward pass of a step, as multiples of the batch; (1,) if not named."""
 
@@ -102,7 +102,7 @@ def timed(run: Callable[[], None], device: str) -> float:
 
 
 def compare(name: str, steps: int, device: str) -> Row:
-    """Measure a method and its floor in turn; the best of three counts."""
+    """Measure a method and its floor in turn; the best of nine counts."""
     passes = PASSES.get(name, (1,))
     floor(steps // 10, device, passes)  # warm up
     times = [
@@ -127,7 +127,7 @@ def page(rows: list[Row]) -> str:
         "# Speed of the methods that train a network\n",
         "Written by `python benchmarks/methods.py`: steps per second with batches of "
         f"{BATCH}, in a second task, next to a plain loop of forward, backward and Adam on as many "
-        "samples (the floor), best of three in turn. On a GPU our steps are recorded once and "
+        "samples (the floor), best of nine in turn. On a GPU our steps are recorded once and "
         "played again, and so is, for comparison, the second floor. To reach where a step does no "
         "more than the floor: within 1.3 times its time.",
     ]
@@ -162,7 +162,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for name in () if options.table else options.names:
-        rows.append(compare(name, 20 if options.smoke else 1000, options.device))
+        rows.append(compare(name, 20 if options.smoke else 400, options.device))
         print(json.dumps(rows[-1]), flush=True)
     if options.smoke:
         print(page(rows))
