@@ -209,8 +209,6 @@ def test_published_results_keep_their_keys():
     assert files
     found, damaged = store.read_lines(files)  # a key that is not the experiment's is damage
     assert (len(found) > 50, damaged) == (True, [])
-    for one in found:
-        assert (one.experiment.epochs, one.experiment.buffer) == (1, 0)
 
 
 def write(path, first):

@@ -90,3 +90,24 @@ def test_replayed_pictures_are_a_batch_of_their_own():
 def test_er_ace_learns_digits(split):
     learner = ERACE(10, (8, 8), buffer=100, lr=0.003, device="cpu")
     assert accuracy_on_digits(learner, split) > 0.55
+
+
+def test_as_its_authors_have_it_only_classes_of_the_batch_and_classes_seen_compete():
+    learner = ERACE(5, (4,), buffer=20, batch_size=6, released=False, device="cpu")
+    drawn = watched_draws(learner)
+    for labels, seen in (((0, 1), ()), ((1,), (0, 1)), ((2,), (0, 1))):
+        ((x, y),) = batches(6, labels=labels, seed=len(drawn))
+        logits, own = learner.network(x), sorted(labels)
+        expected = F.cross_entropy(logits[:, own], y - own[0])
+        loss = learner.loss(x, y)
+        if seen:  # there is something to replay, in the first task too
+            old = drawn[-1]
+            expected = expected + F.cross_entropy(learner.network(old["x"])[:, seen], old["y"])
+        torch.testing.assert_close(loss, expected)
+
+
+@pytest.mark.parametrize("augment_replayed", [True, False])
+def test_replayed_pictures_are_augmented_or_not(augment_replayed):
+    learner = ERACE(3, (16, 16, 3), width=2, augment_replayed=augment_replayed, device="cpu")
+    raw = torch.randint(256, (4, 16, 16, 3), dtype=torch.uint8)
+    assert torch.equal(learner.replayed(raw), learner.view(raw)) != augment_replayed

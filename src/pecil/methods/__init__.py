@@ -21,7 +21,7 @@ from pecil.methods.nearest_mean import NearestMean
 from pecil.methods.pec import PECLearner
 from pecil.methods.si import SI
 from pecil.methods.slda import SLDA
-from pecil.methods.trained import Trained
+from pecil.methods.trained import Replaying, Trained
 from pecil.methods.vae_gc import VAEGC
 from pecil.methods.whitened import RECIPE_SETTINGS, RanDumb, WhitenedLearner, whitened_pec
 from pecil.methods.xder import XDER
@@ -126,7 +126,8 @@ def _trained(
     **about: Any,
 ) -> Method:
     """Describe a method that trains a network; see `pecil.methods.trained`."""
-    options = dict.fromkeys((*_parameters(Trained), *_parameters(learner)))
+    base = Replaying if about.get("buffer") else Trained
+    options = dict.fromkeys((*_parameters(Trained), *_parameters(base), *_parameters(learner)))
     return Method(
         name,
         title,

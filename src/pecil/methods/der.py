@@ -26,9 +26,9 @@ from pecil.methods.er import ER
 class DER(ER):
     """Replay that holds the network to what it said before (Buzzega et al. 2020).
 
-    Departure of the benchmark: replayed colour pictures are always cropped at random (and
-    mirrored, if ``flip``), whether those of the stream are or not; the logits are those of the
-    stream's view.
+    Departure of the authors' released code, which ``augment_replayed=False`` undoes: replayed
+    colour pictures are cropped at random (and mirrored, if ``flip``), whether those of the stream
+    are or not; the logits are those of the stream's view.
 
     Parameters
     ----------

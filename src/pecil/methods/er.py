@@ -23,8 +23,9 @@ from pecil.methods.trained import Replaying
 class ER(Replaying):
     """One step on the new samples and on as many old ones (Chaudhry et al. 2019).
 
-    Departure of the benchmark: replayed colour pictures are always cropped at random (and
-    mirrored, if ``flip``), whether those of the stream are or not.
+    Departure of the authors' released code, which ``augment_replayed=False`` undoes: replayed
+    colour pictures are cropped at random (and mirrored, if ``flip``), whether those of the stream
+    are or not.
 
     Parameters
     ----------

@@ -29,12 +29,11 @@ from pecil.methods.trained import Trained
 class ERACE(ER):
     """Replay whose new samples leave the scores of old classes alone (Caccia et al. 2022).
 
-    Departures of the authors' released code from the method's paper, all reproduced: classes
-    not yet seen stay in both softmaxes, the first task is learned without replay, the head is
-    linear, not one of cosines. Departure of the benchmark: replayed colour pictures are always
-    cropped at random (and mirrored, if ``flip``), whether those of the stream are or not.
-    The released code takes the classes from the largest one seen on for those not yet seen; here
-    they are those that have not come, whatever the order of the classes.
+    Departures of the authors' released code from the method's paper, reproduced unless
+    ``released`` is False: classes not yet seen stay in both softmaxes, and the first task is
+    learned without replay. The head is linear in both, not one of cosines. The released code takes
+    the classes from the largest one seen on for those not yet seen; here they are those that have
+    not come, whatever the order of the classes. ``augment_replayed`` is as in `ER`.
 
     Parameters
     ----------
@@ -42,6 +41,8 @@ class ERACE(ER):
         As in `pecil.methods.trained.Trained`.
     buffer : int
         The samples that may be kept.
+    released : bool
+        Whether to do as the paper's released code; if not, as ER-ACE's authors.
 
     Examples
     --------
@@ -60,25 +61,39 @@ class ERACE(ER):
     lasting = False
 
     def __init__(
-        self, n_classes: int, input_shape: Sequence[int], *, buffer: int = 500, **given: Any
+        self,
+        n_classes: int,
+        input_shape: Sequence[int],
+        *,
+        buffer: int = 500,
+        released: bool = True,
+        **given: Any,
     ) -> None:
         super().__init__(n_classes, input_shape, buffer=buffer, **given)
+        self.released = released
         self.first = True  # is the task the first one?
         self.came = torch.zeros_like(self.seen)  # the classes of all batches so far
 
     def loss(self, raw: Tensor, labels: Tensor) -> Tensor:
         """Return the cross-entropy of new samples, without old classes, and that of old samples."""
-        if self.first:
+        if self.released and self.first:
             loss = Trained.loss(self, raw, labels)
-        else:
-            old = self.buffer.draw(len(raw))
+        elif old := self.buffer.draw(len(raw)):
             logits, again = self.apart(raw, old["x"])
-            absent = self.came.index_fill(0, labels, False)
-            loss = self.cross_entropy(logits.masked_fill(absent, -torch.inf), labels)
-            loss = loss + F.cross_entropy(again, old["y"])
+            if not self.released:
+                again = again.masked_fill(~self.came, -torch.inf)
+            loss = self.among_new(logits, labels) + F.cross_entropy(again, old["y"])
+        else:
+            loss = self.among_new(self.network(self.view(raw)), labels)
         self.came.index_fill_(0, labels, True)
         self.buffer.add(x=raw, y=labels)
         return loss
+
+    def among_new(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the cross-entropy of new samples, their rivals the classes that are not old."""
+        old = self.came if self.released else torch.ones_like(self.came)
+        absent = old.index_fill(0, labels, False)
+        return self.cross_entropy(logits.masked_fill(absent, -torch.inf), labels)
 
     def end_task(self) -> None:
         """Replay from now on, if there was anything to keep."""

@@ -43,7 +43,7 @@ class Trained:
         Samples of a step; what `learn` is given is cut into so many.
     augment : bool
         Whether colour pictures of the stream are cropped at random (4 pixels of black around
-        them) and, if ``flip``, mirrored. Replayed ones always are.
+        them) and, if ``flip``, mirrored.
     flip : bool
         Whether mirror images belong to the same class.
     labels_trick : bool
@@ -206,10 +206,6 @@ class Trained:
             x = x / self.std
         return x if x.ndim == 4 else x.flatten(1)
 
-    def replayed(self, raw: Tensor) -> Tensor:
-        """Return samples from a buffer as the network takes them: pictures always augmented."""
-        return self.view(raw, augment=True)
-
     def cropped(self, x: Tensor) -> Tensor:
         """Move each picture (n, c, h, w) by up to 4 pixels, black at the edges; mirror some."""
         n, _, height, width = x.shape
@@ -260,17 +256,32 @@ class Replaying(Trained):
         See `Trained`.
     buffer : int
         The samples that may be kept.
+    augment_replayed : bool, optional
+        Whether replayed colour pictures are cropped at random and, if ``flip``, mirrored. By
+        default they are, as in the paper's released code, even if those of the stream are not.
+        Methods that mix old samples with new ones (iCaRL, BiC) treat all as those of the stream.
     """
 
     def __init__(
-        self, n_classes: int, input_shape: Sequence[int], *, buffer: int = 500, **given: Any
+        self,
+        n_classes: int,
+        input_shape: Sequence[int],
+        *,
+        buffer: int = 500,
+        augment_replayed: bool = True,
+        **given: Any,
     ) -> None:
         super().__init__(n_classes, input_shape, **given)
+        self.augment_replayed = augment_replayed
         self.buffer = Reservoir(buffer, self.generator(BUFFER).initial_seed(), self.chance)
 
     def shape_of_step(self, raw: Tensor) -> Hashable:
         """Return the numbers of samples, new and old, that a step handles."""
         return len(raw), min(len(self.buffer), self.batch_size)
+
+    def replayed(self, raw: Tensor) -> Tensor:
+        """Return samples from the buffer as the network takes them."""
+        return self.view(raw, self.augment_replayed)
 
     @property
     def n_buffered(self) -> int:
