@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from pecil.methods.buffer import Reservoir
 from pecil.methods.networks import network_for
 from pecil.methods.recording import Chance
-from pecil.methods.trained import USES, Trained
+from pecil.methods.trained import USES, Replaying, Trained
 
 CPU = torch.device("cpu")
 
@@ -148,11 +148,11 @@ def test_the_stream_is_augmented_if_asked_for_and_replay_always():
     x = (255 * pictures(20)).to(torch.uint8)
     plain = x.float().movedim(-1, 1) / 255
     for augment in (False, True):
-        learner = Trained(2, (6, 5, 3), width=2, augment=augment, device="cpu")
+        learner = Replaying(2, (6, 5, 3), width=2, augment=augment, device="cpu")
         assert torch.allclose(learner.view(x), plain) is not augment
         assert not torch.allclose(learner.replayed(x), plain)
         assert torch.allclose(learner.view(x, augment=False), plain)
-    grey = Trained(2, (6, 5), augment=True, device="cpu")
+    grey = Replaying(2, (6, 5), augment=True, device="cpu")
     assert torch.allclose(grey.replayed(x[..., 0]), (x[..., 0] / 255).flatten(1))
 
 
