@@ -547,39 +547,36 @@ class Teacher:
             for part, target in zip(x.split(rows), out.split(rows), strict=True):
                 inputs = self.architecture.inputs(part)
                 if self._by_input is not None:
-                    target.copy_(self._mlp(*self._without_zeros(inputs, self._by_input)))
+                    target.copy_(self._mlp(inputs, self._by_input))
                 else:
                     target.copy_(forward(self._stack, inputs.unsqueeze(0))[0][0])
             return out
 
-    def _without_zeros(self, x: Tensor, by_input: Tensor) -> tuple[Tensor, Tensor]:
-        """Leave out inputs that are zero in all samples, such as the border of digits.
-
-        Some are left in: the library keeps what it needs for products of every size it meets.
-
-        Returns
-        -------
-        x : Tensor
-            The others.
-        weight : Tensor
-            Their weights in the first layer, (w, others).
-        """
-        active = x.any(0)
-        n = -(-int(active.sum()) // STEP) * STEP
-        if n > 0.8 * x.shape[1]:
-            return x, by_input.T
-        chosen = active.byte().argsort(stable=True, descending=True)[:n]
-        kept = torch.index_select(by_input, 0, chosen, out=self._room[:n])
-        return x.index_select(1, chosen), kept.T
-
-    def _mlp(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _mlp(self, x: Tensor, by_input: Tensor) -> Tensor:
         """Return the outputs of a perceptron on a CPU, given the weights of its first layer."""
-        weights = [weight, *(layer.weight[0] for layer in self._stack.hidden[1:])]
-        for layer, weight in zip(self._stack.hidden, weights, strict=True):
-            z = _linear(x, weight, layer.bias[0, 0])
+        for k, layer in enumerate(self._stack.hidden):
+            bias = layer.bias[0, 0]
+            z = _linear(x, layer.weight[0], bias) if k else self._without_zeros(x, by_input, bias)
             a = F.layer_norm(z, z.shape[1:], layer.scale.view(-1), layer.shift.view(-1), EPS)
             x = _activate(self.architecture.activation, a)
         return _linear(x, self._stack.weight[0], self._stack.bias[0, 0])
+
+    def _without_zeros(self, x: Tensor, by_input: Tensor, bias: Tensor) -> Tensor:
+        """Return x W + b, leaving out inputs that are zero in all samples, such as the border.
+
+        Some are left in: the library keeps what it needs for products of every size it meets.
+        """
+        active = x.any(0)
+        n = int(active.sum())
+        if len(x) == 1 and n:
+            at = active.nonzero().T
+            return F.embedding_bag(at, by_input, per_sample_weights=x[:, at[0]], mode="sum") + bias
+        n = -(-n // STEP) * STEP
+        if n > 0.8 * x.shape[1]:
+            return _linear(x, by_input.T, bias)
+        chosen = active.byte().argsort(stable=True, descending=True)[:n]
+        kept = torch.index_select(by_input, 0, chosen, out=self._room[:n])
+        return _linear(x.index_select(1, chosen), kept.T, bias)
 
     def _conv(self, x: Tensor) -> Tensor:
         """One convolution, normalised, rectified and pooled without keeping the map.
