@@ -374,12 +374,12 @@ def _print_plan(
         _print_json(facts | {"seconds": total, "runs_of_unknown_time": unknown, "parts": rows})
         return
     _print_table(
-        ("dataset", "split", "method", "finished", "to run", "one takes"),
+        ("dataset", "split", "method", "done", "left", "each"),
         [
             (
                 *(part.experiment.dataset, part.experiment.split, _named(part.experiment)),
                 *(str(part.finished), str(part.to_run)),
-                "not known" if part.seconds is None else _duration(part.seconds),
+                "?" if part.seconds is None else _duration(part.seconds),
             )
             for part in parts
         ],
