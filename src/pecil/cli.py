@@ -111,7 +111,7 @@ Buffer = Annotated[
     typer.Option(min=0, help="Samples that the method may keep; by default 500 if it keeps any."),
 ]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Processes; by default one a core, or four a GPU.")
+    int | None, typer.Option(min=1, help="Processes; by default one a core, at most twelve a GPU.")
 ]
 OF_WHITENED, OF_PEC = "Options of whitened_pec", "Options of pec"  # headings in the help
 

@@ -8,10 +8,11 @@ on the CPU, in the same order on every device.
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from functools import cache
 
 import torch
 from torch import Tensor
+
+from pecil.pec.networks import side_stream
 
 ROOM = 2**20  # bytes for what one step draws
 ALIGN = 64  # bytes
@@ -147,7 +148,7 @@ class Recording:
         self.inputs = [values.clone() for values in inputs]
         self.places = Places(chance.device)
         self.graph = torch.cuda.CUDAGraph()
-        stream, now = _side_stream(chance.device), torch.cuda.current_stream(chance.device)
+        stream, now = side_stream(chance.device), torch.cuda.current_stream(chance.device)
         stream.wait_stream(now)
         with torch.cuda.stream(stream), chance.recorded(self.places):
             self.graph.capture_begin()
@@ -167,9 +168,3 @@ class Recording:
         """Run the step."""
         self.places.send()
         self.graph.replay()
-
-
-@cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the one stream on which steps are recorded."""
-    return torch.cuda.Stream(device)

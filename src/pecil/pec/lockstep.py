@@ -15,12 +15,12 @@ A CPU has a way of its own: :meth:`pecil.pec.students.Students.learn`.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from pecil.pec.networks import Stack, backward, forward, has_kernels
+from pecil.pec.networks import Stack, backward, forward, has_kernels, side_stream
 from pecil.pec.students import ADAM_EPS, BETA1, BETA2, TOGETHER, Lesson, Students
 
 WORTH = 32  # steps from which on capturing a graph pays
@@ -46,12 +46,6 @@ def learn(
             rest = lesson.part(slice(start, None))
             losses[lesson.slot].append(students.learn_one(rest, batch_size))
     return [(lesson.slot, torch.cat(losses[lesson.slot])) for lesson in lessons]
-
-
-@cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the one stream for rehearsals: each new one would keep a workspace for good."""
-    return torch.cuda.Stream(device)
 
 
 class _Run:
@@ -120,7 +114,7 @@ class _Run:
 
     def _captured(self, step: Callable[[], None]) -> Callable[[], None]:
         """Return the step as a CUDA graph, after a rehearsal in which everybody stands still."""
-        stream = _side_stream(self.rows.device)
+        stream = side_stream(self.rows.device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):

@@ -217,6 +217,12 @@ def has_kernels(device: torch.device) -> bool:
     return device.type == "cuda" and find_spec("triton") is not None
 
 
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the one stream on which steps are recorded: each new one would keep a workspace."""
+    return torch.cuda.Stream(device)
+
+
 def roomy(*shape: int, device: torch.device) -> Tensor:
     """Return an empty tensor; a large one on a CPU asks for large pages, which are faster."""
     tensor = torch.empty(*shape, device=device)
@@ -529,8 +535,7 @@ class Teacher:
         self._out = roomy(arch.output_dim, arch.pool**2, arch.width, device=device)
         self._out = self._out.copy_(out.transpose(1, 2)).flatten(1)  # (d, cells·w)
         self._bias = values["out.bias"][0].to(device).clone()
-        self._filters = values["hidden0.weight"][0].to(device).clone()  # (w, 9c)
-        self._turned = self._filters.T.contiguous()
+        self._turned = values["hidden0.weight"][0].to(device).T.contiguous()  # filters (9c, w)
         self._rooms: list[Tensor] = []  # for a map, one a thread
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
@@ -642,11 +647,8 @@ class Teacher:
         def work(k: int) -> None:
             images, first, last = range(k, len(x), threads), 0, width
             if len(x) < threads:
-                images, first, last = (
-                    range(len(x)),
-                    k * width // threads,
-                    (k + 1) * width // threads,
-                )
+                images = range(len(x))
+                first, last = (share * width // threads for share in (k, k + 1))
             filters = self._turned[:, first:last]
             for image in images:
                 patches = self._centred(x[image : image + 1])
@@ -709,13 +711,11 @@ def _alone() -> None:
     torch.set_num_threads(1)
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, rectify: bool = False) -> Tensor:
-    """Return x Wᵀ + b, rectified or not: on a CPU by oneDNN, which is faster at large products."""
-    if x.device.type == "cpu" and torch.backends.mkldnn.is_available() and len(x) > 1:
-        after = "relu" if rectify else "none"
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, after, [], "")
-    y = F.linear(x, weight, bias)
-    return y.relu_() if rectify else y
+def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return x Wᵀ + b on a CPU: by oneDNN, which is faster at large products."""
+    if torch.backends.mkldnn.is_available() and len(x) > 1:
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return F.linear(x, weight, bias)
 
 
 def _windows(length: int, side: int) -> list[tuple[int, int]]:

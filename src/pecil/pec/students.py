@@ -142,8 +142,13 @@ class Students:
         self._set_buffers()
 
     def _set_buffers(self) -> None:
-        self._gradients = [roomy(*self.start.shape, device=self.start.device).zero_()]
+        self._gradients = [self._room_for_gradient()]  # one a thread
         self._networks: dict[int, Stack] = {}
+
+    def _room_for_gradient(self) -> tuple[Tensor, Stack]:
+        """Return an empty row, and the same as a stack of one."""
+        row = roomy(*self.start.shape, device=self.start.device).zero_()
+        return row, Stack.over(self.architecture, row)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out buffers and views."""
@@ -223,24 +228,24 @@ class Students:
                 if len(group) == size:
                     learned += self._learn_group(group, batch_size, small)
                     group = []
-            return learned + self._learn_group(group, batch_size, small)
+            return learned + self._learn_group(group, batch_size, small) if group else learned
 
     def _learn_group(
         self, lessons: list[Lesson], batch_size: int, small: bool
     ) -> list[tuple[int, Tensor]]:
         """Train several students on the CPU: small ones step by step, large ones by threads."""
-        if small and lessons:
+        if small:
             return self._learn_together(lessons)
         losses = [torch.empty(0)] * len(lessons)
         alone = [[k] for k in range(len(lessons))]
         if self.moment is not None:  # all add to one
             alone = [list(range(len(lessons)))]
         while len(self._gradients) < len(alone):
-            self._gradients.append(roomy(*self.start.shape, device=self.start.device).zero_())
+            self._gradients.append(self._room_for_gradient())
 
         def work(thread: int) -> None:
             for k in alone[thread]:
-                losses[k] = self.learn_one(lessons[k], batch_size, self._gradients[thread])
+                losses[k] = self.learn_one(lessons[k], batch_size, thread)
 
         with _light(few=True):
             by_threads(work, len(alone))
@@ -313,12 +318,11 @@ class Students:
             self._networks[slot] = Stack.over(self.architecture, self.rows[slot : slot + 1])
         return self._networks[slot]
 
-    def learn_one(self, lesson: Lesson, batch_size: int, room: Tensor | None = None) -> Tensor:
-        """Train one student, batch by batch; ``room`` is for its gradient, (1, row)."""
+    def learn_one(self, lesson: Lesson, batch_size: int, thread: int = 0) -> Tensor:
+        """Train one student, batch by batch; each thread has a room of its own for gradients."""
         arch, slot = self.architecture, lesson.slot
         row, first, second = (part[slot : slot + 1] for part in self._store)
-        gradient = self._gradients[0] if room is None else room
-        nets, grads = self._network(slot), Stack.over(arch, gradient)
+        nets, (gradient, grads) = self._network(slot), self._gradients[thread]
         rates = lesson.rates[::batch_size]
         counts = torch.arange(1.0, len(rates) + 1, device=row.device).add_(self.steps[slot])
         steps = iter(zip(counts.unbind(), rates, strict=True))
