@@ -130,9 +130,9 @@ def page(rows: list[Row]) -> str:
         "# Speed of the methods that train a network\n",
         "Written by `python benchmarks/methods.py`: steps per second with batches of "
         f"{BATCH}, in a second task, next to a plain loop of forward, backward and Adam on as many "
-        "samples (the floor), each the best of several in turn. On a GPU our steps are recorded once "
-        "and played again, and so is, for comparison, the second floor. To reach where a step does "
-        "no more than the floor: within 1.3 times its time.",
+        "samples (the floor), each the best of several in turn. On a GPU our steps are recorded "
+        "once and played again, and so is, for comparison, the second floor. To reach where a step "
+        "does no more than the floor: within 1.3 times its time.",
     ]
     for device, net in (("cpu", "the perceptron of MNIST"), ("cuda", "ResNet18")):
         mine = [row for (of, _), row in newest.items() if of == device]
