@@ -6,15 +6,19 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from pecil import PEC, WhitenedPEC, cli, load
 from pecil.cli import main
+from pecil.data import Features
+from pecil.data import load as load_data
 
 SMALL = [
     *("--method", "pec", "--teacher-width", "60", "--student-width", "4"),
@@ -776,3 +780,103 @@ main()
     assert out == ""
     assert model.read_bytes() == before
     assert sorted(tmp_path.iterdir()) == files
+
+
+@pytest.fixture
+def network(tmp_path):
+    """Write a small network as TorchScript."""
+    path = tmp_path / "network.pt"
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.trace(torch.nn.Conv2d(3, 6, 3), torch.rand(1, 3, 8, 8)).save(path)
+    return path
+
+
+@pytest.fixture
+def pictures(tmp_path, monkeypatch):
+    """Write pictures of two colours, in train/ and test/."""
+    monkeypatch.setenv("PECIL_DATA", str(tmp_path / "data"))
+    random = np.random.default_rng(0)
+    for part in ("train", "test"):
+        for channel, label in enumerate(("red", "green")):
+            place = tmp_path / "pictures" / part / label
+            place.mkdir(parents=True)
+            for k in range(8):
+                pixels = random.integers(0, 90, (12, 10, 3), dtype=np.uint8)
+                pixels[..., channel] += 120
+                Image.fromarray(pixels).save(place / f"{k}.png")
+    return tmp_path / "pictures"
+
+
+def test_features_are_a_dataset_to_learn_from(tmp_path, pictures, network, ok):
+    output, model = tmp_path / "features.npz", tmp_path / "model.pecil"
+    made = ok("features", pictures, "--network", network, "--size", 8, "-o", output)
+    assert made == {"output": str(output), "samples": 32, "n_features": 6}
+    assert len(list((tmp_path / "data" / "features").rglob("*.npz"))) == 2
+    found, images = load_data(output), load_data(pictures)
+    assert found.note == f"features of pictures by {network}"
+    assert found.train_y.tolist() == images.train_y.tolist()
+    expected = Features(str(network), size=8, device="cpu").transform(images.test_x)
+    np.testing.assert_allclose(found.test_x, expected, atol=1e-6)
+    assert ok("fit", output, "-o", model, "--teacher", "identity")["accuracy"] == 1
+    assert ok("predict", model, output)["accuracy"] == 1
+    assert ok("run", "nearest_mean", output, "--split", "2/1")[0]["accuracy"] == 1
+
+
+def test_features_of_pictures_without_labels(tmp_path, pictures, network, ok):
+    output, plain = tmp_path / "features.npz", pictures / "test" / "red"
+    options = ["--set", "mean=[0.5, 0.4, 0.3]", "--set", "std=0.2", "--cache", tmp_path / "kept"]
+    ok("features", plain, "--network", network, *options, "-o", output)
+    found = load_data(output, labelled=False)
+    assert found.train_y is None
+    network_ = Features(str(network), mean=(0.5, 0.4, 0.3), std=0.2, device="cpu")
+    expected = network_.transform(load_data(plain, labelled=False).train_x)
+    np.testing.assert_allclose(found.train_x, expected, atol=1e-6)
+    assert len(list((tmp_path / "kept").rglob("*.npz"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"-o": "features.csv"}, "expected a name that ends in .npz for the features"),
+        ({"-o": "no/folder.npz"}, "there is no folder no"),
+        ({"--network": "no.pt"}, "there is no network 'no.pt'"),
+        ({"--network": "timm:resnet18"}, 'pip install "pecil[timm]"'),
+        ({"--set": "sice=8"}, "Features has no setting sice; it has batch_size"),
+        ({"--set": "cache=here"}, "Features has no setting cache"),
+    ],
+)
+def test_features_that_cannot_be_made(
+    tmp_path, pictures, network, pecil, monkeypatch, changes, message
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "timm", None)
+    options = {"--network": network, "-o": "features.npz"} | changes
+    code, out, err = pecil("features", pictures, *(part for o in options.items() for part in o))
+    assert (code, out) == (1, "") and message in err
+    assert not list(tmp_path.glob("features.*"))
+
+
+def test_interrupted_features_go_on_where_they_stopped(
+    tmp_path, pictures, network, pecil, ok, monkeypatch
+):
+    output, seen = tmp_path / "features.npz", []
+    arguments = ["features", pictures, "--network", network, "--set", "block_size=4", "-o", output]
+    usual = Features.blocks
+
+    def interrupted(self, x):
+        for block in usual(self, x):
+            yield block
+            seen.append(len(block))
+            if len(seen) == 3:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(Features, "blocks", interrupted)
+    code, out, _ = pecil(*arguments)
+    assert (code, out) == (130, "") and not output.exists()
+    kept = {p: p.stat().st_mtime_ns for p in (tmp_path / "data" / "features").rglob("*.npz")}
+    assert len(kept) == 3
+    assert ok(*arguments)["samples"] == 32
+    after = {p: p.stat().st_mtime_ns for p in (tmp_path / "data" / "features").rglob("*.npz")}
+    assert len(after) == 8 and kept.items() <= after.items()

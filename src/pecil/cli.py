@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pecil.bench import Experiment, Result
     from pecil.bench.store import Store
     from pecil.bench.sweeps import Part
-    from pecil.data import Dataset
+    from pecil.data import Dataset, Features
     from pecil.engines import Report
     from pecil.methods.learner import Array
 
@@ -653,6 +653,73 @@ def fit(
         model.fit(samples.train_x, samples.train_y)
     model.save(output)
     _print_saved(model, output, samples, as_json)
+
+
+@app.command()
+def features(
+    data: Data,
+    network: Annotated[
+        str,
+        typer.Option(help="timm:NAME, pre-trained (needs pecil[timm]); or a TorchScript file."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to save them, an .npz.")],
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Height and width that images are brought to.")
+    ] = None,
+    changes: Changes = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Where finished parts are kept; else features/ beside the datasets."),
+    ] = None,
+    label: Label = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Compute the features of images by a frozen network; the file is a dataset to learn from.
+
+    Stop it as you like: it goes on where it stopped.
+    """
+    import numpy as np
+
+    from pecil.data import Features
+    from pecil.data.registry import data_folder
+    from pecil.methods import check_settings
+
+    _check_output(output)
+    if output.suffix.lower() != ".npz":
+        raise ValueError(f"expected a name that ends in .npz for the features, got {output}")
+    extractor = Features(network, size=size, device=device)
+    given, own = _parsed(changes), {"network", "size", "device", "cache"}
+    check_settings("Features", given, sorted(set(extractor.get_params()) - own))
+    extractor.set_params(cache=cache or data_folder() / "features", **given)
+    samples = _load(data, label, labelled=False)
+    parts = {"train": (samples.train_x, samples.train_y)}
+    if samples.test_x is not None:
+        parts["test"] = (samples.test_x, samples.test_y)
+    arrays: dict[str, Any] = {"note": f"features of {samples.name} by {network}"}
+    for part, (x, y) in parts.items():
+        arrays[f"{part}_x"] = _features(extractor, x)
+        arrays |= {} if y is None else {f"{part}_y": y}
+    with written_whole(output) as temporary:
+        np.savez(temporary, **arrays)
+    facts = {
+        "output": output,
+        "samples": sum(len(x) for x, _ in parts.values()),
+        "n_features": arrays["train_x"].shape[1],
+    }
+    (_print_json if as_json else _print_facts)(facts)
+
+
+def _features(extractor: "Features", x: "Array") -> "Array":
+    """Compute features block by block, with a bar."""
+    import numpy as np
+
+    blocks: list[Array] = []
+    with _progress(f"features of {len(x):,} images") as show:
+        for block in extractor.blocks(x):
+            blocks.append(block)
+            show(min(len(x), len(blocks) * extractor.block_size), len(x))
+    return np.concatenate(blocks)
 
 
 @app.command()

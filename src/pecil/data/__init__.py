@@ -2,7 +2,7 @@
 
 `load` finds a dataset by its name in `DATASETS`, or reads the user's own files;
 `stream` turns it into tasks. Class order, shuffling and seed are decided here and
-nowhere else.
+nowhere else. `Features` puts a frozen network before a learner.
 
 Examples
 --------
@@ -17,7 +17,33 @@ Examples
 (8, 9) [100, 100, 84]
 """
 
+from typing import TYPE_CHECKING, Any
+
+from pecil.data.images import ImageFiles
 from pecil.data.registry import DATASETS, Dataset, DatasetInfo, load
 from pecil.data.stream import Stream, Task, stream
 
-__all__ = ["DATASETS", "Dataset", "DatasetInfo", "Stream", "Task", "load", "stream"]
+if TYPE_CHECKING:
+    from pecil.data.features import Features, StreamPipeline
+
+__all__ = [
+    "DATASETS",
+    "Dataset",
+    "DatasetInfo",
+    "Features",
+    "ImageFiles",
+    "Stream",
+    "StreamPipeline",
+    "Task",
+    "load",
+    "stream",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import torch and scikit-learn only when features are asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module 'pecil.data' has no attribute {name!r}")
+    from pecil.data import features
+
+    return getattr(features, name)

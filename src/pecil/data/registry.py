@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pecil.data import files, hub
+from pecil.data import core50, files, hub
 from pecil.data.files import Arrays
 from pecil.files import written_whole
 
@@ -246,9 +246,10 @@ DATASETS: dict[str, DatasetInfo] = {
             n_test=44_972,
             source="CORe50 (Lomonaco and Maltoni, 2017), your own features",
             licence="CC BY 4.0",
-            how="Take the 128x128 images from https://vlomonaco.github.io/core50, label them by "
-            "their 10 categories, keep sessions 3, 7 and 10 for testing, and store the 512 "
-            "features that a ResNet18 pre-trained on ImageNet has before its last layer.",
+            class_names=core50.CATEGORIES,
+            how="Take core50_128x128.zip from https://vlomonaco.github.io/core50, and the 512 "
+            "features of an ImageNet ResNet18 from it: pecil features core50_128x128.zip "
+            "--network timm:resnet18 -o core50.npz.",
         ),
     )
 }
@@ -276,7 +277,8 @@ def load(
       ``train/`` and ``test/``; the labels are the names of the sub-folders, as text;
     - an ``.npz`` with train_x, train_y and perhaps test_x, test_y; or x (or X) and y;
     - a ``.csv`` or ``.parquet`` with one row a sample: the column `label` holds the
-      labels, all others the features (numbers, or one column of lists of numbers).
+      labels, all others the features (numbers, or one column of lists of numbers);
+    - ``core50_128x128.zip`` or what it unpacks to: see `pecil.data.core50`.
 
     With ``labelled=False`` a path may as well lead to a plain folder of images, an ``.npz``
     without train_y, test_y or y, or a table without the column `label`; the labels that
@@ -293,7 +295,8 @@ def load(
     download : bool, default True
         Whether a missing dataset may be downloaded.
     label : str, default "label"
-        The column of labels in a CSV or Parquet file.
+        The column of labels in a CSV or Parquet file; "category" (the default) or "object"
+        for CORe50's images.
     labelled : bool, default True
         Whether the data at a path must have labels.
 
@@ -325,7 +328,7 @@ def load(
         info = DATASETS[dataset]
         return Dataset(
             info.name,
-            **_found(info, _folder(root), download),
+            **_found(info, data_folder(root), download),
             mean=info.mean,
             std=info.std,
             class_names=info.class_names,
@@ -338,10 +341,12 @@ def load(
         )
     path = path.resolve()
     name = path.name if path.is_dir() else path.stem
+    if core50.is_core50(path):
+        return Dataset(name, **core50.read(path, label))
     return Dataset(name, **files.read(path, label, labelled))
 
 
-def _folder(root: str | os.PathLike[str] | None) -> Path:
+def data_folder(root: str | os.PathLike[str] | None = None) -> Path:
     """Return the folder of the ``NAME.npz`` files."""
     return Path(root or os.environ.get("PECIL_DATA") or "~/.cache/pecil").expanduser()
 
