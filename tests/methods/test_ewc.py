@@ -154,6 +154,45 @@ def test_tasks_add_up_with_gamma(gamma):
     torch.testing.assert_close(both, gamma * first + alone)
 
 
+def test_penalties_of_each_task_add_up_to_one():
+    """λ Σ_t F_t (θ - θ_t)² has the slopes that the one around the weighted mean has."""
+    learner = learner_of(6, (5,), hidden=(3,), lam=7.0, lr=0.05, anchors="each")
+    terms, before = [], torch.zeros_like(learner.importance)
+    for label in (0, 2, 4):
+        taught(learner, *data(classes=(label, label + 1), seed=label))
+        terms.append((learner.importance - before, flat(learner.network.parameters()).detach()))
+        before = learner.importance.clone()
+    learner.begin_task({0: 15, 1: 15})
+    learner.learn(*data(seed=9))
+    x, y = map(torch.from_numpy, data(seed=10))
+    weights = tuple(learner.network.parameters())
+    found = flat(torch.autograd.grad(learner.loss(x, y), weights))
+    theta = flat(weights)
+    penalty = sum((importance * (theta - then) ** 2).sum() for importance, then in terms)
+    loss = F.cross_entropy(learner.network(x), y) + 7 * penalty
+    expected = flat(torch.autograd.grad(loss, weights))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+    last = learner_of(6, (5,)).anchors
+    assert last == "last" and not torch.allclose(learner.anchor, terms[-1][1])
+
+
+def test_the_first_samples_of_a_task_are_enough():
+    x, y = data(33)
+    settings = {"hidden": (), "fisher": "exact", "lr": 0.0}
+    few = taught(learner_of(4, (5,), fisher_samples=10, **settings), x, y, portion=7)
+    alone = taught(learner_of(4, (5,), **settings), x[:10], y[:10])
+    torch.testing.assert_close(few.importance, alone.importance)
+
+
+def test_exact_information_is_that_of_the_classes_seen():
+    x, y = data(33, classes=(0, 2))
+    learner = learner_of(4, (5,), hidden=(), fisher="exact", active="seen")
+    taught(learner, x, y)
+    p = learner.network(torch.from_numpy(x)).detach()[:, [0, 2]].softmax(1)
+    torch.testing.assert_close(learner.importance[20:][[0, 2]], (p * (1 - p)).mean(0))
+    assert not learner.importance[20:][[1, 3]].any()
+
+
 def test_samples_are_held_until_the_task_ends():
     x, y = data()
     learner = learner_of(4, (5,))
@@ -184,6 +223,8 @@ def test_a_large_weight_holds_what_matters():
 def test_it_says_what_it_cannot_be():
     with pytest.raises(ValueError, match="fisher must be one of released, exact, not 'diagonal'"):
         learner_of(2, (3,), fisher="diagonal")
+    with pytest.raises(ValueError, match="anchors must be one of last, each, not 'all'"):
+        learner_of(2, (3,), anchors="all")
 
 
 def test_digits():

@@ -70,6 +70,25 @@ def test_the_exact_path_integral_is_the_fall_of_a_quadratic(schedule):
             start = now
 
 
+def test_the_penalised_path_counts_what_the_penalty_does():
+    ways = []
+    for path in ("exact", "penalised"):
+        learner = learner_of(4, (5,), hidden=(3,), path=path, c=50.0, lr=0.02)
+        taught(learner, *data(60))
+        first = learner.importance.clone()
+        learner.begin_task({2: 30, 3: 30})
+        x, y = map(torch.from_numpy, data(20, classes=(2, 3), seed=1))
+        learner.take(x[:10], y[:10])
+        before = learner.values()
+        slopes = 2 * 50 * first * (before - learner.anchor)
+        counted = learner.shares.clone()
+        learner.take(x[10:], y[10:])
+        ways.append((first, slopes * (learner.values() - before), learner.shares - counted))
+    (first, more, exact), (same, _, penalised) = ways
+    assert torch.equal(first, same) and more.abs().max() > 1e-3
+    torch.testing.assert_close(penalised, exact - more)
+
+
 @pytest.mark.parametrize("labels_trick", [False, True])
 def test_the_released_sum_is_what_it_is_written_out(labels_trick):
     settings = {"hidden": (3,), "lr": 0.02, "schedule": "linear", "batch_size": 10}
@@ -119,7 +138,7 @@ def test_with_batch_norm():
 
 
 def test_it_says_what_it_cannot_be():
-    with pytest.raises(ValueError, match="path must be one of released, exact, not 'straight'"):
+    with pytest.raises(ValueError, match="path must be one of released, exact, penalised, not"):
         learner_of(2, (3,), path="straight")
 
 

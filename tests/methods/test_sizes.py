@@ -18,7 +18,7 @@ SEVERAL = {"cifar100": "10/10", "miniimagenet": "20/5"}  # tasks / classes per t
 ALIKE = [  # methods that train the network of fine-tuning
     name
     for name, method in METHODS.items()
-    if method.by_task and name not in ("vae_gc", "ensemble")
+    if method.by_task and name not in ("vae_gc", "dgr", "ensemble")
 ]
 VAES = {"mnist": 8_854, "balanced_svhn": 1_096_821, "cifar10": 1_096_821}
 VAES |= {"cifar100": 110_526, "miniimagenet": 111_137}  # of the released code, each

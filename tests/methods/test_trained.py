@@ -10,6 +10,7 @@ from pecil.methods.buffer import Reservoir
 from pecil.methods.networks import network_for
 from pecil.methods.recording import Chance
 from pecil.methods.trained import USES, Replaying, Trained
+from pecil.methods.vae_gc import VAEGC
 
 CPU = torch.device("cpu")
 
@@ -192,6 +193,60 @@ def test_the_labels_trick_moves_the_task_s_outputs_alone():
     before = learner.network.head.weight.clone()
     learner.learn(x, np.full(20, 3))
     assert torch.equal(learner.network.head.weight, before)  # nothing to learn from one class
+
+
+def test_outputs_of_classes_to_come_stay_if_only_those_seen_compete():
+    x, y = np.random.default_rng(0).random((20, 4), np.float32), np.arange(20) % 2 + 1
+    learner = Trained(4, (4,), hidden=(), active="seen", batch_size=20, device="cpu")
+    for classes, expected in (
+        ([1, 2], [False, True, True, False]),
+        ([0], [True, True, True, False]),
+    ):
+        learner.begin_task(dict.fromkeys(classes, 10))
+        before = learner.network.head.weight.clone()
+        learner.learn(x, y if len(classes) == 2 else np.zeros(20, int))
+        assert (learner.network.head.weight != before).any(1).tolist() == expected
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_adam_is_kept_from_task_to_task_or_starts_anew(keep):
+    x, y = torch.rand(40, 4, generator=chance()), torch.arange(40) % 2
+    learner = Trained(2, (4,), hidden=(3,), batch_size=5, lr=0.02, keep_adam=keep, device="cpu")
+    same = Trained(2, (4,), hidden=(3,), device="cpu").network
+    adam = torch.optim.Adam(same.parameters(), 0.02)
+    for task in range(2):
+        learner.begin_task({0: 20, 1: 20})
+        learner.learn(x.numpy(), y.numpy())
+        for rows in torch.arange(40).split(5):
+            adam.zero_grad()
+            F.cross_entropy(same(x[rows]), y[rows]).backward()
+            adam.step()
+        found, alone = learner.network.head.weight, same.head.weight
+        assert torch.allclose(found, alone, atol=1e-5) is (task == 0 or keep)
+
+
+def test_initial_values():
+    one, other = (
+        Trained(5, (20,), hidden=(30,), init=init, device="cpu").network
+        for init in ("xavier", "kaiming")
+    )
+    assert not one.head.bias.any() and one.head.weight.abs().max() > np.sqrt(1 / 30)
+    assert other.head.bias.all() and other.head.weight.abs().max() <= np.sqrt(1 / 30)
+    assert other.body[0].weight.abs().max() <= np.sqrt(1 / 20)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        (Trained, {"init": "zeros"}, "init must be one of xavier, kaiming, not 'zeros'"),
+        (Trained, {"active": "none"}, "active must be one of all, seen, not 'none'"),
+        (Replaying, {"active": "seen"}, "active: in replay all .* expected all, got seen"),
+        (VAEGC, {"active": "seen"}, "active: VAEGC itself says .* expected all, got seen"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(method, settings, message):
+    with pytest.raises(ValueError, match=message):
+        method(3, (6,), device="cpu", **settings)
 
 
 def test_each_use_of_the_seed_has_its_own_numbers():

@@ -50,6 +50,32 @@ def test_the_paper_s_sizes(n_classes, shape, sizes, each, paper):
     assert n_classes * each == pytest.approx(paper, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("shape", "sizes", "paper"),
+    [
+        ((28, 28), {"hidden": (85, 85), "latent": 5, "batch_norm": True}, 150_000),
+        ((32, 32, 3), {"width": 15, "latent": 100}, 350_000),
+        ((1024,), {"hidden": (85,), "latent": 20}, 180_000),
+        ((512,), {"hidden": (), "latent": 110}, 170_000),
+    ],
+)
+def test_the_sizes_of_van_de_ven_et_al(shape, sizes, paper):
+    assert VAEGC(1, shape, device="cpu", **sizes).n_parameters == pytest.approx(paper, rel=0.02)
+
+
+def test_batch_norm_takes_the_place_of_biases_between_layers():
+    vae = perceptron_vae(8, (5, 4), 3, binary=True, batch_norm=True)
+    hidden = ("Linear", "BatchNorm1d", "ReLU") * 2
+    assert tuple(type(layer).__name__ for layer in vae.encoder) == hidden
+    assert tuple(type(layer).__name__ for layer in vae.decoder) == (*hidden, "Linear")
+    biases = [layer.bias is None for layer in vae.modules() if isinstance(layer, torch.nn.Linear)]
+    assert biases == [True] * 4 + [False, False, True]
+    learner = VAEGC(2, (8,), batch_norm=True, importance_samples=5, device="cpu")
+    learner.begin_task({0: 20})
+    learner.learn(np.random.default_rng(0).random((20, 8), np.float32), np.zeros(20, int))
+    assert np.isfinite(learner.scores(np.zeros((1, 8), np.float32))[:, 0]).all()
+
+
 def test_the_layers_are_those_of_the_paper():
     vae = conv_vae((32, 32, 3), 4, 6, binary=False)
     shapes = {name: tuple(p.shape) for name, p in vae.named_parameters() if p.ndim > 1}

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pecil.methods.agem import AGEM
+from pecil.methods.ar1 import AR1
 from pecil.methods.bic import BiC
+from pecil.methods.cwr import CWR
 from pecil.methods.der import DER, DERpp
+from pecil.methods.dgr import DGR
 from pecil.methods.ensemble import Ensemble
 from pecil.methods.er import ER
 from pecil.methods.er_ace import ERACE
@@ -29,7 +32,10 @@ from pecil.pec import PEC, WhitenedPEC
 
 __all__ = [
     "AGEM",
+    "AR1",
+    "CWR",
     "DER",
+    "DGR",
     "ER",
     "ERACE",
     "EWC",
@@ -311,6 +317,30 @@ METHODS = {
             "Li and Hoiem (2018). Learning without Forgetting. TPAMI 40.",
             "On new samples the network is held to what it said before of old classes.",
             LwF,
+        ),
+        _trained(
+            "cwr",
+            "CWR",
+            "Lomonaco and Maltoni (2017). CORe50: a New Dataset and Benchmark for Continuous "
+            "Object Recognition. CoRL.",
+            "Output weights are learned afresh for each task, and copied away when it ends.",
+            CWR,
+        ),
+        _trained(
+            "ar1",
+            "AR1",
+            "Maltoni and Lomonaco (2019). Continuous learning in single-incremental-task "
+            "scenarios. Neural Networks 116.",
+            "CWR+ for the output weights, SI for the layers below.",
+            AR1,
+        ),
+        _trained(
+            "dgr",
+            "DGR",
+            "Shin, Lee, Kim and Kim (2017). Continual Learning with Deep Generative Replay. "
+            "NeurIPS.",
+            "Old samples are made up by a generator, and named by the network as it was.",
+            DGR,
         ),
         _trained(
             "vae_gc",

@@ -24,6 +24,7 @@ from pecil.methods.learner import Array
 from pecil.methods.trained import Trained
 
 FISHERS = ("released", "exact")
+ANCHORS = ("last", "each")
 SLOPES = 2**28  # of single samples that are held at a time
 SAMPLES = 4096  # that pass a perceptron at a time
 MOMENTUM = 0.1  # of batch norm: the share of the newest sample in its running statistics
@@ -42,6 +43,10 @@ class EWC(Trained):
     penalty has no factor ½, so that λ is half of the article's. ``fisher="exact"`` sums over all
     labels, p being the softmax that is trained, in evaluation mode, and takes the plain mean.
 
+    The article has a penalty for each task, around the parameters at its end: ``anchors="each"``.
+    Such penalties add up to one, but for a constant, around the mean of those parameters, each
+    weighted by its task's F; so this is all that has to be kept.
+
     Parameters
     ----------
     n_classes, input_shape, **given
@@ -52,6 +57,10 @@ class EWC(Trained):
         γ, the share of F that is left when a task ends.
     fisher : {"released", "exact"}
         Which F.
+    fisher_samples : int, optional
+        F is the mean over the first so many samples of a task; by default over all.
+    anchors : {"last", "each"}
+        Whether θ* are the parameters at the end of the last task, or of each task for its own F.
 
     Examples
     --------
@@ -78,12 +87,16 @@ class EWC(Trained):
         lam: float = 100.0,
         gamma: float = 1.0,
         fisher: str = "released",
+        fisher_samples: int | None = None,
+        anchors: str = "last",
         **given: Any,
     ) -> None:
-        if fisher not in FISHERS:
-            raise ValueError(f"fisher must be one of {', '.join(FISHERS)}, not {fisher!r}")
+        for name, asked, choice in (("fisher", fisher, FISHERS), ("anchors", anchors, ANCHORS)):
+            if asked not in choice:
+                raise ValueError(f"{name} must be one of {', '.join(choice)}, not {asked!r}")
         super().__init__(n_classes, input_shape, **given)
         self.lam, self.gamma, self.exact = lam, gamma, fisher == "exact"
+        self.fisher_samples, self.anchors = fisher_samples, anchors
         self.importance = torch.zeros(self.n_parameters, device=self.device)  # F
 
     def begin_task(self, counts: Mapping[int, int]) -> None:
@@ -92,8 +105,11 @@ class EWC(Trained):
         self.held: list[tuple[Tensor, Tensor]] = []
 
     def learn(self, x: Array, y: Array) -> None:
-        """Take a step on every batch; hold it for the end of the task."""
+        """Take a step on every batch; hold what is needed at the end of the task."""
         super().learn(x, y)
+        if self.fisher_samples is not None:
+            left = max(0, self.fisher_samples - sum(len(labels) for _, labels in self.held))
+            x, y = x[:left], y[:left]
         self.held.append((torch.tensor(x, device=self.device), torch.tensor(y, device=self.device)))
 
     def loss(self, raw: Tensor, labels: Tensor) -> Tensor:
@@ -106,11 +122,16 @@ class EWC(Trained):
 
     def end_task(self) -> None:
         """Add the task's Fisher information; hold the parameters where they are now."""
+        now = flat(self.network.parameters()).detach()
         self.importance *= self.gamma
         if self.held:
             raw, labels = (torch.cat(parts) for parts in zip(*self.held, strict=True))
-            self.importance += self.information(raw, labels)
-        self.anchor = flat(self.network.parameters()).detach()
+            of_task = self.information(raw, labels)
+            self.importance += of_task
+            if self.anchors == "each" and self.anchor is not None:
+                share = torch.where(of_task > 0, of_task / self.importance, 0)
+                now = self.anchor + share * (now - self.anchor)
+        self.anchor = now
         self.held = []
 
     # ------------------------------------------------------------------ Fisher information
@@ -121,8 +142,7 @@ class EWC(Trained):
         squares = self._by_layer if linear else self._by_sample
         size = SAMPLES if linear else max(1, SLOPES // self.n_parameters)
         total = torch.zeros_like(self.importance)
-        competing = (self.current if self.labels_trick else self.current | True).nonzero()
-        classes = competing.flatten().tolist() if self.exact else []
+        classes = self.competing().nonzero().flatten().tolist() if self.exact else []
 
         def add(some: Tensor, own: Tensor) -> None:
             inputs = self.view(some)
@@ -137,8 +157,8 @@ class EWC(Trained):
 
     def log_likelihood(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return log p(y|x) for each sample."""
-        if self.exact and self.labels_trick:
-            logits = logits.masked_fill(~self.current, -torch.inf)
+        if self.exact:
+            logits = self.masked(logits)
         return -F.cross_entropy(logits, labels, reduction="none")
 
     def _by_layer(self, inputs: Tensor, labels: Sequence[Tensor]) -> Tensor:

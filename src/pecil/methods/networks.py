@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+INITS = ("xavier", "kaiming")  # of a perceptron's initial values
 STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))  # width of a stage as a multiple, stride of its entry
 BLOCKS = 2  # in a stage
 
@@ -36,6 +37,7 @@ def network_for(
     *,
     hidden: Sequence[int] = (100, 100),
     width: int = 64,
+    init: str = "xavier",
     generator: torch.Generator,
 ) -> Network:
     """Make the paper's network: a perceptron for vectors and grey pictures, else ResNet18.
@@ -49,6 +51,8 @@ def network_for(
         Widths of the perceptron's hidden layers.
     width : int
         Channels of ResNet18's first stage: 64, or 20 for the narrow one.
+    init : {"xavier", "kaiming"}
+        The perceptron's initial values, "kaiming" being PyTorch's default.
     generator : torch.Generator
         On the CPU; decides all initial values.
 
@@ -63,17 +67,20 @@ def network_for(
     """
     if len(input_shape) < 3:
         widths = [math.prod(input_shape), *hidden, n_outputs]
-        return perceptron(widths, generator)
+        return perceptron(widths, generator, init)
     return resnet18(input_shape[2], n_outputs, width, generator)
 
 
-def perceptron(widths: Sequence[int], generator: torch.Generator) -> Network:
-    """Stack linear layers and ReLU: Xavier-uniform weights, zero biases."""
+def perceptron(widths: Sequence[int], generator: torch.Generator, init: str = "xavier") -> Network:
+    """Stack linear layers and ReLU: Xavier-uniform weights and zero biases, or PyTorch's values."""
     layers: list[nn.Module] = []
     for n_in, n_out in zip(widths, widths[1:], strict=False):
         linear = nn.Linear(n_in, n_out, device="meta").to_empty(device="cpu")
-        nn.init.xavier_uniform_(linear.weight, generator=generator)
-        nn.init.zeros_(linear.bias)
+        if init == "kaiming":
+            draw(linear, generator)
+        else:
+            nn.init.xavier_uniform_(linear.weight, generator=generator)
+            nn.init.zeros_(linear.bias)
         layers += [linear, nn.ReLU()]
     *body, head, _ = layers
     assert isinstance(head, nn.Linear)
@@ -110,7 +117,7 @@ def draw(module: nn.Module, generator: torch.Generator) -> None:
             bound = 1 / math.sqrt(layer.weight[0].numel())
             for values in layer.parameters():
                 nn.init.uniform_(values, -bound, bound, generator=generator)
-        elif isinstance(layer, nn.BatchNorm2d | nn.InstanceNorm2d | nn.LayerNorm):
+        elif isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.InstanceNorm2d | nn.LayerNorm):
             layer.reset_parameters()
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from pecil.methods.ewc import flat
 from pecil.methods.trained import Trained
 
-PATHS = ("released", "exact")
+PATHS = ("released", "exact", "penalised")
 STEEPEST = 1.0  # slope that is followed, and counted, as released
 
 
@@ -31,7 +31,8 @@ class SI(Trained):
     with its penalty, cut to [-1, 1] for Adam too; and a move counts as that of plain gradient
     descent, ω_j <- ω_j + η g_j², with the learning rate η as set, whatever its schedule and Adam
     make of it. ``path="exact"`` is the sum above: moves as they are, slopes of the cross-entropy
-    alone, none of them cut.
+    alone, none of them cut. With ``path="penalised"`` (van de Ven et al. 2021) slopes are those of
+    the loss with its penalty.
 
     Parameters
     ----------
@@ -41,7 +42,7 @@ class SI(Trained):
         The weight of the penalty.
     xi : float
         ξ, which keeps Ω small for parameters that hardly move.
-    path : {"released", "exact"}
+    path : {"released", "exact", "penalised"}
         How ω is added up.
 
     Examples
@@ -73,7 +74,7 @@ class SI(Trained):
         if path not in PATHS:
             raise ValueError(f"path must be one of {', '.join(PATHS)}, not {path!r}")
         super().__init__(n_classes, input_shape, **given)
-        self.c, self.xi, self.exact = c, xi, path == "exact"
+        self.c, self.xi, self.path = c, xi, path
         self.anchor = self.values()  # θ*
         self.importance = torch.zeros_like(self.anchor)  # Ω
         self.shares = torch.zeros_like(self.anchor)  # ω
@@ -88,17 +89,17 @@ class SI(Trained):
         own = flat(torch.autograd.grad(super().loss(raw, labels), weights))
         theta = flat(weights)
         slopes = own + 2 * self.c * self.importance * (theta.detach() - self.anchor)
-        if self.exact:
-            self.way = own, theta.detach()
-        else:
+        if self.path == "released":
             slopes.clamp_(-STEEPEST, STEEPEST)
             self.shares.addcmul_(slopes, slopes, value=self.lr)
+        else:
+            self.way = own if self.path == "exact" else slopes, theta.detach()
         return theta @ slopes
 
     def take(self, raw: Tensor, labels: Tensor) -> None:
-        """Take one step and, if the path is exact, count how far it went."""
+        """Take one step and, unless gradient descent stands for it, count how far it went."""
         super().take(raw, labels)
-        if self.exact:
+        if self.path != "released":
             slopes, before = self.way
             self.shares -= slopes * (self.values() - before)
 

@@ -9,10 +9,11 @@ from torch.nn import functional as F
 
 from pecil.methods.buffer import Reservoir
 from pecil.methods.learner import Array, scaled
-from pecil.methods.networks import Network, network_for
+from pecil.methods.networks import INITS, Network, network_for
 from pecil.methods.recording import Chance, Recorder
 
 SCHEDULES = ("linear", "constant")
+ACTIVE = ("all", "seen")
 PADDING = 4  # pixels around a picture of which crops are taken
 SCORED = 500  # samples scored at a time
 USES = 5  # of the seed; torch looks at its lower 32 bits alone
@@ -22,8 +23,8 @@ WEIGHTS, BUFFER, PICTURES, NOISE, SAMPLES = range(USES)
 class Trained:
     """A network that learns by cross-entropy and Adam; methods change its loss.
 
-    Adam, and its schedule, start anew with every task. The softmax has all classes from the
-    start; a class never seen is never predicted.
+    Unless told otherwise, Adam starts anew with every task, as its schedule always does, and the
+    softmax has all classes from the start; a class never seen is never predicted.
 
     Parameters
     ----------
@@ -35,10 +36,14 @@ class Trained:
         Widths of the perceptron's hidden layers.
     width : int
         Channels of ResNet18's first stage.
+    init : {"xavier", "kaiming"}
+        The perceptron's initial values, "kaiming" being PyTorch's default; ResNet18 has these.
     lr : float
         Learning rate of Adam.
     schedule : {"linear", "constant"}
         Whether the learning rate falls to zero within each task, batch by batch.
+    keep_adam : bool
+        Whether Adam goes on from task to task with the averages it has.
     batch_size : int
         Samples of a step; what `learn` is given is cut into so many.
     augment : bool
@@ -48,6 +53,8 @@ class Trained:
         Whether mirror images belong to the same class.
     labels_trick : bool
         Whether the softmax has the classes of the task alone (Zeno et al. 2018).
+    active : {"all", "seen"}
+        Else, whether it has all classes or those that have come so far.
     mean, std : float or sequence of float, optional
         Inputs become (x - mean) / std.
     seed : int
@@ -69,29 +76,42 @@ class Trained:
         *,
         hidden: Sequence[int] = (100, 100),
         width: int = 64,
+        init: str = "xavier",
         lr: float = 0.001,
         schedule: str = "constant",
+        keep_adam: bool = False,
         batch_size: int = 10,
         augment: bool = False,
         flip: bool = False,
         labels_trick: bool = False,
+        active: str = "all",
         mean: Any = None,
         std: Any = None,
         seed: int = 0,
         device: str = "auto",
     ) -> None:
-        if schedule not in SCHEDULES:
-            raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, not {schedule!r}")
+        for name, given, choice in (
+            ("schedule", schedule, SCHEDULES),
+            ("init", init, INITS),
+            ("active", active, ACTIVE),
+        ):
+            if given not in choice:
+                raise ValueError(f"{name} must be one of {', '.join(choice)}, not {given!r}")
         if type(batch_size) is not int or batch_size < 1:
             raise ValueError(f"batch_size must be a whole number from 1, not {batch_size!r}")
-        if labels_trick and not self.may_mask:
-            raise ValueError(
-                f"labels_trick: {type(self).__name__} itself says which classes compete; "
-                "expected False, got True"
-            )
+        for name, usual, asked in (
+            ("labels_trick", False, labels_trick),
+            ("active", "all", active),
+        ):
+            if asked != usual and not self.may_mask:
+                raise ValueError(
+                    f"{name}: {type(self).__name__} itself says which classes compete; "
+                    f"expected {usual}, got {asked}"
+                )
         auto = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(auto if device == "auto" else device)
         self.n_classes, self.input_shape = n_classes, tuple(input_shape)
+        self.init, self.keep_adam, self.active = init, keep_adam, active
         self.lr, self.schedule, self.batch_size = lr, schedule, batch_size
         self.augment, self.flip, self.labels_trick = augment, flip, labels_trick
         self.mean, self.std = (None if v is None else self._per_channel(v) for v in (mean, std))
@@ -111,7 +131,12 @@ class Trained:
         """Draw a network for the inputs."""
         chance = self.generator(WEIGHTS)
         made = network_for(
-            self.input_shape, n_outputs, hidden=hidden, width=width, generator=chance
+            self.input_shape,
+            n_outputs,
+            hidden=hidden,
+            width=width,
+            init=self.init,
+            generator=chance,
         )
         return made.to(self.device)
 
@@ -141,6 +166,8 @@ class Trained:
     def start_schedule(self, samples: int) -> None:
         """Start Adam anew, in its place, its learning rate to last for so many samples."""
         self.steps, self.expected = 0, max(1, -(-samples // self.batch_size))
+        if self.keep_adam:
+            return
         for state in self.optimizer.state.values():
             for values in state.values():
                 values.zero_()
@@ -183,10 +210,20 @@ class Trained:
         return self.cross_entropy(self.network(self.view(raw)), labels)
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean of -log softmax(f(x))_y, over all classes or over those of the task."""
+        """Return the mean of -log softmax(f(x))_y, over the classes that compete."""
+        return F.cross_entropy(self.masked(logits), labels)
+
+    def masked(self, logits: Tensor) -> Tensor:
+        """Return logits, those of classes that do not compete being -inf."""
+        if self.labels_trick or self.active == "seen":
+            return logits.masked_fill(~self.competing(), -torch.inf)
+        return logits
+
+    def competing(self) -> Tensor:
+        """Return which classes the softmax has, (n_classes,): all, or those seen or of the task."""
         if self.labels_trick:
-            logits = logits.masked_fill(~self.current, -torch.inf)
-        return F.cross_entropy(logits, labels)
+            return self.current
+        return self.current | (self.seen if self.active == "seen" else True)
 
     def end_task(self) -> None:
         """Do nothing: nothing is kept."""
@@ -271,6 +308,10 @@ class Replaying(Trained):
         augment_replayed: bool = True,
         **given: Any,
     ) -> None:
+        if given.get("active", "all") != "all":
+            raise ValueError(
+                f"active: in replay all classes compete; expected all, got {given['active']}"
+            )
         super().__init__(n_classes, input_shape, **given)
         self.augment_replayed = augment_replayed
         self.buffer = Reservoir(buffer, self.generator(BUFFER).initial_seed(), self.chance)

@@ -49,6 +49,9 @@ class VAEGC(Trained):
         (features,), (height, width) or (height, width, channels).
     hidden : sequence of int
         Widths of the perceptron's hidden layers, from x to z; back they come in reverse.
+    batch_norm : bool
+        Whether these have batch norm, as the convolutions do; steps then take two samples of a
+        class or more.
     width : int
         Channels of the first convolution; the next two have twice and four times as many.
     latent : int, optional
@@ -62,7 +65,7 @@ class VAEGC(Trained):
     updates : {"released", "batch"}
         For each class in a batch as many steps as it has samples there, or one.
     importance_samples : int
-        S, of the likelihood.
+        S, of the likelihood; as many of them at a time as memory is set aside for.
     **given
         lr, schedule, batch_size, augment, flip, mean, std, seed and device, as all methods have
         them: see `pecil.methods.trained.Trained`.
@@ -89,6 +92,7 @@ class VAEGC(Trained):
         input_shape: Sequence[int],
         *,
         hidden: Sequence[int] = (5, 5),
+        batch_norm: bool = False,
         width: int = 38,
         latent: int | None = None,
         size: int | None = None,
@@ -104,26 +108,28 @@ class VAEGC(Trained):
             raise ValueError(f"importance_samples must be a whole number from 1, not {came}")
         self.size, self.updates, self.importance_samples = size, updates, importance_samples
         self.latent = latent or (100 if len(input_shape) == 3 else 10)
-        self.binary = binary
+        self.binary, self.batch_norm = binary, batch_norm
         shape = tuple(input_shape) if size is None else (size, size, *input_shape[2:])
         super().__init__(n_classes, shape, hidden=hidden, width=width, **given)
         self.noise = self.generator(NOISE)
 
     def new_network(self, n_outputs: int, hidden: Sequence[int], width: int) -> Any:
         """Draw a VAE for each class."""
-        chance, shape = self.generator(WEIGHTS), self.input_shape
+        chance = self.generator(WEIGHTS)
         if self.binary is None:
-            self.binary = len(shape) == 2 and self.mean is None and self.std is None
-        self.vaes: list[VAE] = []
-        for _ in range(n_outputs):
-            with torch.device("meta"):
-                vae = (
-                    conv_vae(shape, width, self.latent, self.binary)
-                    if len(shape) == 3
-                    else perceptron_vae(math.prod(shape), hidden, self.latent, self.binary)
-                )
-            draw(vae.to_empty(device="cpu"), chance)
-            self.vaes.append(vae.to(self.device))
+            self.binary = is_binary(self)
+        self.vaes = [
+            vae_for(
+                self.input_shape,
+                hidden=hidden,
+                batch_norm=self.batch_norm,
+                width=width,
+                latent=self.latent,
+                binary=self.binary,
+                generator=chance,
+            ).to(self.device)
+            for _ in range(n_outputs)
+        ]
         return nn.ModuleList(self.vaes)
 
     def view(self, raw: Tensor, augment: bool | None = None) -> Tensor:
@@ -173,11 +179,13 @@ class VAEGC(Trained):
         shape = (self.n_classes, self.importance_samples, self.latent)
         noise = torch.randn(shape, generator=self.generator(SAMPLES)).to(self.device)
         most = CPU_MOST if self.device.type == "cpu" else GPU_MOST
-        rows = max(1, most // (self.importance_samples * math.prod(self.input_shape)))
+        at_a_time = max(1, most // math.prod(self.input_shape))  # decoded
+        rows = max(1, at_a_time // self.importance_samples)
         found = inputs.new_full((len(inputs), self.n_classes), -torch.inf)
         for label in self.seen.nonzero().flatten().tolist():
             for part, target in zip(inputs.split(rows), found.split(rows), strict=True):
-                target[:, label] = self.vaes[label].log_likelihood(part, noise[label])
+                own = self.vaes[label].log_likelihood(part, noise[label], at_a_time)
+                target[:, label] = own
         return found
 
 
@@ -229,7 +237,7 @@ class VAE(nn.Module):
         divergence = (mean.square() + log_variance.exp() - log_variance - 1).sum() / 2
         return error + divergence / wanted.numel()
 
-    def log_likelihood(self, x: Tensor, noise: Tensor) -> Tensor:
+    def log_likelihood(self, x: Tensor, noise: Tensor, at_a_time: int | None = None) -> Tensor:
         """Return an estimate of log p(x), (n,), for p(x|z) = N(g(z), I).
 
         Parameters
@@ -238,27 +246,65 @@ class VAE(nn.Module):
             (n, ...)
         noise : Tensor
             ε, (S, latent): S importance samples of each sample.
+        at_a_time : int, optional
+            Importance samples of each sample that are decoded at a time; by default all.
         """
         mean, log_variance = (values.unsqueeze(1) for values in self.encode(x))
-        z = mean + (log_variance / 2).exp() * noise  # (n, S, latent)
-        decoded, wanted = self.decoder(z.flatten(0, 1)), x.flatten(1)
-        if self.binary:
-            decoded = decoded.sigmoid_()
-        errors = decoded.unflatten(0, z.shape[:2]).sub_(wanted.unsqueeze(1)).square_().sum(2)
-        surplus = (noise.square() + log_variance - z.square()).sum(2)  # 2 log p(z) / q(z|x)
-        constant = math.log(len(noise)) + math.log(2 * math.pi) * wanted.shape[1] / 2
-        return ((surplus - errors) / 2).logsumexp(1) - constant
+        wanted, weights = x.flatten(1).unsqueeze(1), []
+        for some in noise.split(at_a_time or len(noise)):
+            z = mean + (log_variance / 2).exp() * some  # (n, s, latent)
+            decoded = self.generated(z.flatten(0, 1)).unflatten(0, z.shape[:2])
+            errors = decoded.sub_(wanted).square_().sum(2)
+            surplus = (some.square() + log_variance - z.square()).sum(2)  # 2 log p(z) / q(z|x)
+            weights.append((surplus - errors) / 2)
+        every = torch.cat(weights, 1)  # (n, S)
+        constant = math.log(every.shape[1]) + math.log(2 * math.pi) * wanted.shape[2] / 2
+        return every.logsumexp(1) - constant
+
+    def generated(self, z: Tensor) -> Tensor:
+        """Return g(z), (n, D)."""
+        decoded: Tensor = self.decoder(z)
+        return decoded.sigmoid() if self.binary else decoded
 
 
-def perceptron_vae(n_inputs: int, hidden: Sequence[int], latent: int, binary: bool) -> VAE:
-    """Make a VAE of linear layers and ReLU.
+def is_binary(learner: Trained) -> bool:
+    """Say whether a learner's inputs are grey pictures as they are, in [0, 1]."""
+    return len(learner.input_shape) == 2 and learner.mean is None and learner.std is None
+
+
+def vae_for(
+    shape: Sequence[int],
+    *,
+    hidden: Sequence[int],
+    batch_norm: bool = False,
+    width: int,
+    latent: int,
+    binary: bool,
+    generator: torch.Generator,
+) -> VAE:
+    """Draw a VAE: of convolutions for colour pictures, else a perceptron."""
+    with torch.device("meta"):
+        vae = (
+            conv_vae(shape, width, latent, binary)
+            if len(shape) == 3
+            else perceptron_vae(math.prod(shape), hidden, latent, binary, batch_norm)
+        )
+    draw(vae.to_empty(device="cpu"), generator)
+    return vae
+
+
+def perceptron_vae(
+    n_inputs: int, hidden: Sequence[int], latent: int, binary: bool, batch_norm: bool = False
+) -> VAE:
+    """Make a VAE of linear layers and ReLU, with or without batch norm between them.
 
     >>> sum(p.numel() for p in perceptron_vae(784, (5, 5), 10, True).parameters())
     8854
     """
     down, up = [n_inputs, *hidden], [latent, *reversed(hidden)]
-    decoder = [*_rectified(up), nn.Linear(up[-1], n_inputs)]
-    return VAE(nn.Sequential(*_rectified(down)), down[-1], latent, nn.Sequential(*decoder), binary)
+    decoder = nn.Sequential(*_rectified(up, batch_norm), nn.Linear(up[-1], n_inputs))
+    encoder = nn.Sequential(*_rectified(down, batch_norm))
+    return VAE(encoder, down[-1], latent, decoder, binary)
 
 
 def conv_vae(shape: Sequence[int], width: int, latent: int, binary: bool) -> VAE:
@@ -287,11 +333,13 @@ def conv_vae(shape: Sequence[int], width: int, latent: int, binary: bool) -> VAE
     return VAE(encoder, n_features, latent, decoder, binary)
 
 
-def _rectified(widths: Sequence[int]) -> list[nn.Module]:
-    """Return linear layers, each followed by ReLU."""
+def _rectified(widths: Sequence[int], batch_norm: bool) -> list[nn.Module]:
+    """Return linear layers, each followed by ReLU, batch norm (instead of a bias) before it."""
     layers: list[nn.Module] = []
-    for pair in zip(widths, widths[1:], strict=False):
-        layers += [nn.Linear(*pair), nn.ReLU()]
+    for n_in, n_out in zip(widths, widths[1:], strict=False):
+        layers.append(nn.Linear(n_in, n_out, bias=not batch_norm))
+        layers += [nn.BatchNorm1d(n_out)] if batch_norm else []
+        layers.append(nn.ReLU())
     return layers
 
 
