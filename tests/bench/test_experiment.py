@@ -9,7 +9,7 @@ import pytest
 from pecil.bench import Experiment, planned, run
 from pecil.bench.experiment import held_out, settings_for
 from pecil.data import DATASETS, load
-from pecil.methods import METHODS
+from pecil.methods import METHODS, FineTuning
 
 SMALL = {"teacher_width": 100, "student_width": 4, "output_dim": 10}
 
@@ -38,6 +38,39 @@ def test_the_key_is_pinned_and_ignores_the_order_of_settings():
 def test_settings_name_parameters_that_exist(dataset):
     for name, method in METHODS.items():
         assert set(settings_for(name, dataset)) <= set(method.settings)
+
+
+OTHER = "van_de_ven_2021"
+
+
+@pytest.mark.parametrize("dataset", ["mnist", "fashion_mnist", "cifar10", "core50"])
+def test_another_setup_has_settings_of_its_own(dataset):
+    found = {}
+    for name, method in METHODS.items():
+        found[name] = settings_for(name, dataset, "5/2", 1, OTHER)
+        assert set(found[name]) <= set(method.settings)
+    assert found["slda"] == {"shrinkage": 0.0001}
+    assert found["ewc"].items() >= found["joint"].items() == found["finetuning"].items()
+    assert found["ewc"]["lam"] != settings_for("ewc", dataset).get("lam", 100)
+    assert "like" not in found["dgr"]
+    with pytest.raises(ValueError, match="mnist has no settings of a setup 'mars'"):
+        settings_for("pec", "mnist", "", 1, "mars")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "parameters"),
+    [("mnist", 150_000), ("fashion_mnist", 150_000), ("cifar10", 350_000), ("core50", 170_000)],
+)
+def test_the_other_setups_sizes_of_a_class(dataset, parameters):
+    for name in ("pec", "vae_gc"):
+        settings = settings_for(name, dataset, "", 1, OTHER)
+        settings |= {"teacher_width": 1} if name == "pec" else {}
+        shape = DATASETS[dataset].shape
+        learner = METHODS[name].learner(1, shape, device="cpu", **settings)
+        if name == "pec":
+            learner.begin_task({0: 1})
+            learner.learn(np.zeros((1, *shape), dtype=np.uint8), np.zeros(1, dtype=int))
+        assert learner.n_parameters == pytest.approx(parameters, rel=0.015)
 
 
 def test_settings_belong_to_a_dataset():
@@ -153,8 +186,10 @@ def test_later_fields_change_the_key_only_where_they_differ_from_what_was_the_ru
         planned("finetuning", "digits", epochs=2),
         planned("finetuning", "digits", validation=True),
         replace(first, buffer=5),
+        planned("finetuning", "digits", steps=3),
+        planned("finetuning", "digits", random_classes=True),
     ]
-    assert len({first.key, *(other.key for other in others)}) == 4
+    assert len({first.key, *(other.key for other in others)}) == 6
     plain = Experiment("pec", "digits", settings={"lr": 0.01}, epochs=1, buffer=0)
     assert plain.key == Experiment("pec", "digits", settings={"lr": 0.01}).key
     assert first.kind == replace(first, seed=3).kind != others[0].kind
@@ -168,6 +203,87 @@ def test_epochs_are_passes_over_each_task():
         planned("pec", "digits", epochs=0)
     with pytest.raises(ValueError, match="pec keeps no samples: expected a buffer of 0, got 5"):
         planned("pec", "digits", buffer=5)
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """Return a list of the learners that are made, with what they are given."""
+    made = []
+
+    class Watched(FineTuning):
+        def begin_task(self, counts):
+            if not counts:  # it is being made
+                made.append(self)
+                self.tasks, self.given = [], []
+            else:
+                self.tasks.append(counts)
+            super().begin_task(counts)
+
+        def learn(self, x, y):
+            self.given.append((len(self.tasks), x))
+            super().learn(x, y)
+
+    monkeypatch.setitem(METHODS, "finetuning", replace(METHODS["finetuning"], learner=Watched))
+    return made
+
+
+def test_steps_are_whole_batches_of_as_many_passes_as_they_take(watched):
+    result = run(planned("finetuning", "digits", "5/2", steps=11, batch_size=32), device="cpu")
+    (learner,) = watched
+    counts = np.bincount(load("digits").train_y)
+    assert [sum(task.values()) for task in learner.tasks] == [11 * 32] * 5
+    for task in range(5):
+        passes = [x for index, x in learner.given if index == task + 1]
+        whole = counts[2 * task : 2 * task + 2].sum() // 32
+        assert [len(x) for x in passes] == [32 * whole, 32 * (11 - whole)] and whole in (8, 9)
+        assert not np.array_equal(passes[0][:32], passes[1][:32])  # another order
+    assert result.experiment.steps == 11
+
+
+def test_steps_of_a_method_that_learns_classes_apart_are_its_own():
+    digits = load("digits")
+    result = run(planned("pec", "digits", steps=10, batch_size=16, **SMALL), device="cpu")
+    once = run(planned("pec", "digits", batch_size=16, **SMALL), device="cpu")
+    assert result.accuracy > 0.3 and result.accuracy != once.accuracy
+    assert len(digits.train_y) < 10 * 10 * 16
+    same = run(
+        planned("pec", "digits", steps=10, batch_size=16, **SMALL), device="cpu", per_task=True
+    )
+    assert same.accuracy == result.accuracy
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("finetuning", {"steps": -1}, "steps: expected a whole number of at least 0, got -1"),
+        ("finetuning", {"steps": 5, "epochs": 2}, "a batch_size and 1 epoch, got 10 and 2"),
+        ("slda", {"steps": 5}, "a batch_size and 1 epoch, got no batch_size and 1"),
+    ],
+)
+def test_steps_that_make_no_sense_are_refused(method, settings, message):
+    with pytest.raises(ValueError, match=message):
+        planned(method, "digits", **settings)
+
+
+def test_a_task_smaller_than_a_batch_has_no_steps():
+    with pytest.raises(ValueError, match="a whole batch of 500 in each task, got 140 samples"):
+        run(planned("finetuning", "digits", steps=2, batch_size=500), device="cpu")
+
+
+def test_the_seed_may_decide_the_order_of_the_classes(watched):
+    experiments = [
+        planned("finetuning", "digits", "5/2", seed, random_classes=True) for seed in (1, 1, 2)
+    ]
+    first, _, _ = (run(experiment, device="cpu", per_task=True) for experiment in experiments)
+    orders = [[tuple(task) for task in learner.tasks] for learner in watched]
+    assert orders[0] == orders[1] != orders[2] != [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
+    marks = first.accuracy_per_class_after_task
+    assert [set(after) for after in marks] == [
+        {str(c) for task in orders[0][: n + 1] for c in task} for n in range(5)
+    ]
+    assert first.accuracy_after_task[0] > 0.9 and first.forgetting > 0.5
+    last = {str(c) for c in orders[0][-1]}
+    assert {c for c, share in first.accuracy_per_class.items() if share > 0.5} == last
 
 
 def test_a_result_tells_forgetting_confusion_memory_and_operations():

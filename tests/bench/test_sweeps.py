@@ -38,6 +38,20 @@ def test_only_the_cells_that_are_named():
         experiments("table1", seeds=0)
 
 
+def test_a_dataset_that_is_absent_is_run_only_by_its_name():
+    assert "core50" not in {e.dataset for e in experiments("other_setup", seeds=1)}
+    assert "core50" not in {e.dataset for e in experiments("other_setup", ["*/pec"], seeds=1)}
+    (own,) = experiments("other_setup", ["core50/pec"], seeds=1)
+    assert (own.dataset, own.epochs, own.steps) == ("core50", 1, 0)
+
+
+def test_estimates_of_steps_come_from_runs_of_as_many():
+    (asked,) = experiments("other_setup", ["mnist/pec"], seeds=1)
+    past = [result(planned("pec", "mnist"), seconds=2)]
+    assert plan([asked], past)[1][0].seconds is None
+    assert plan([asked], [*past, result(replace(asked, seed=5), 70)])[1][0].seconds == 70
+
+
 def test_a_plan_leaves_out_what_is_finished_and_learns_from_the_past():
     asked = experiments("table1", ["mnist/pec", "mnist/joint_50ep", "mnist/slda"], seeds=3)
     pec, joint = (next(e for e in asked if e.method == method) for method in ("pec", "joint"))

@@ -7,7 +7,7 @@ import platform
 import re
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from importlib import resources
@@ -65,6 +65,10 @@ class Experiment:
     """Samples that the method may keep to replay them."""
     validation: bool = False
     """Test on a tenth of the training part, held out; the test part stays unseen."""
+    steps: int = 0
+    """Steps per task, each on a whole batch: as many passes as they take. 0: see `epochs`."""
+    random_classes: bool = False
+    """Does the seed decide the order of the classes, too? Else they come sorted."""
 
     @property
     def key(self) -> str:
@@ -86,7 +90,7 @@ class Experiment:
 
 
 FIELDS = tuple(field.name for field in fields(Experiment))
-LATER = {"epochs": 1, "buffer": 0, "validation": False}
+LATER = {"epochs": 1, "buffer": 0, "validation": False, "steps": 0, "random_classes": False}
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,7 @@ OLD = LATER | {field.name: None for field in fields(Result) if field.default is 
 
 
 def settings_for(
-    method: str, dataset: str, split: str = "", passes: int = 1, /, **changes: Any
+    method: str, dataset: str, split: str = "", passes: int = 1, setup: str = "", /, **changes: Any
 ) -> dict[str, Any]:
     """Return the settings chosen for a method on a dataset, some of them changed.
 
@@ -171,6 +175,8 @@ def settings_for(
     the user's own has none but the changes. A table with a split (``["er 5/2"]``) or a number
     of passes (``["joint 50ep"]``) in its name changes what stands under the method's name alone.
     With the labels trick a method has settings of its own (``[ewc_lt]``, ``[labels_trick]``).
+    A setup other than the paper's main one has tables of its own (``[SETUP.ewc]``), in which
+    ``like`` names one to begin with.
     """
     chosen: dict[str, Any] = {}
     if dataset in DATASETS:
@@ -180,16 +186,26 @@ def settings_for(
         file = resources.files("pecil.bench") / "settings" / f"{dataset}.toml"
         if file.is_file():
             said = _said(file.read_text(encoding="utf-8"))
+            if setup and setup not in said:
+                raise ValueError(f"{dataset} has no settings of a setup {setup!r}")
+            said = said[setup] if setup else said
             own = f"{method}_lt" if method != "finetuning" else "labels_trick"
             called = own if changes.get("labels_trick") and own in said else method
             for name in (called, f"{called} {split}", f"{called} {passes}ep"):
-                chosen |= said.get(name, {})
+                chosen |= _table(said, name)
     for name in changes:
         chosen.pop(INSTEAD.get(name, ""), None)
     return chosen | changes
 
 
 _said = functools.lru_cache(maxsize=32)(tomllib.loads)
+
+
+def _table(said: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a table of settings, on top of the one that it is like."""
+    own = dict(said.get(name, {}))
+    like = own.pop("like", None)
+    return own if like is None else _table(said, like) | own
 
 
 def planned(
@@ -201,6 +217,9 @@ def planned(
     epochs: int = 1,
     buffer: int = 0,
     validation: bool = False,
+    steps: int = 0,
+    random_classes: bool = False,
+    setup: str = "",
     **changes: Any,
 ) -> Experiment:
     """Describe an experiment with the dataset's own settings, some of them changed.
@@ -221,13 +240,19 @@ def planned(
         Samples that the method may keep to replay them; 0: 500 if it keeps any.
     validation : bool
         Test on a tenth of the training part, held out, instead of the test part.
+    steps : int
+        Steps per task, each on a whole batch, instead of passes.
+    random_classes : bool
+        Whether the seed decides the order of the classes, too; else they come sorted.
+    setup : str
+        Whose settings, if not the paper's main ones: a name in the dataset's file of settings.
     **changes
         Settings other than those of `settings_for`.
     """
     if method not in METHODS:
         raise ValueError(f"expected a method out of {', '.join(METHODS)}, got {method!r}")
     check_settings(method, changes, METHODS[method].settings)
-    for name, given, least in (("epochs", epochs, 1), ("buffer", buffer, 0)):
+    for name, given, least in (("epochs", epochs, 1), ("buffer", buffer, 0), ("steps", steps, 0)):
         if type(given) is not int or given < least:
             raise ValueError(f"{name}: expected a whole number of at least {least}, got {given!r}")
     keeps = METHODS[method].buffer or changes.get("balancing") == "buffer"
@@ -237,8 +262,24 @@ def planned(
         raise ValueError(f"{method} keeps no samples: expected a buffer of 0, got {buffer}")
     if split is None:
         split = "joint" if METHODS[method].joint else f"{_n_classes(dataset)}/1"
-    settings = settings_for(method, dataset, split, epochs, **changes)
-    return Experiment(method, dataset, split, seed, settings, epochs, buffer, validation)
+    settings = settings_for(method, dataset, split, epochs, setup, **changes)
+    if steps and (epochs > 1 or "batch_size" not in settings):
+        raise ValueError(
+            "steps: expected a batch_size and 1 epoch, got "
+            f"{settings.get('batch_size', 'no batch_size')} and {epochs}"
+        )
+    return Experiment(
+        method,
+        dataset,
+        split,
+        seed,
+        settings,
+        epochs=epochs,
+        buffer=buffer,
+        validation=validation,
+        steps=steps,
+        random_classes=random_classes,
+    )
 
 
 def run(
@@ -251,8 +292,8 @@ def run(
 ) -> Result:
     """Carry out an experiment.
 
-    A method to which portions do not matter gets the whole stream at once: the model
-    is the same, and it can take its fastest path.
+    A method to which portions do not matter gets the whole stream at once, unless steps are
+    counted: the model is the same, and it can take its fastest path.
 
     Parameters
     ----------
@@ -283,10 +324,10 @@ def run(
     tasks = _tasks(experiment, replace(data, train_y=codes), whole=not per_task)
     with _peak_memory() as peak:
         learner = _learner(experiment, len(classes), data, device)
-        exam = _Exam(learner, classes, data.test_x, data.test_y)
-        for task in tasks:
+        exam = _Exam(learner, classes, tasks.class_order, data.test_x, data.test_y)
+        for task in _in_steps(tasks, experiment):
             with _timed(seconds, "fit"):
-                _teach(learner, task, whole=method.independent)
+                _teach(learner, task, whole=method.independent and not experiment.steps)
             if per_task and task.index + 1 < len(tasks):
                 with _timed(seconds, "test"):
                     exam.take((task.index + 1) * tasks.classes_per_task)
@@ -323,10 +364,29 @@ def _tasks(experiment: Experiment, data: Dataset, *, whole: bool) -> Stream:
         seed=experiment.seed,
         epochs=experiment.epochs,
         batch_size=batch_size,
+        class_order="random" if experiment.random_classes else None,
     )
-    if method.independent and whole:
+    if method.independent and whole and not experiment.steps:
         tasks = replace(tasks, classes_per_task=len(tasks.class_order))
     return tasks
+
+
+def _in_steps(tasks: Stream, experiment: Experiment) -> Iterator[Task]:
+    """Yield the tasks; if steps are counted, with as many passes of whole batches as they take."""
+    if not experiment.steps:
+        yield from tasks
+        return
+    size = experiment.settings["batch_size"]
+    smallest = min(len(task.passes[0]) for task in tasks)
+    if smallest < size:
+        raise ValueError(f"expected a whole batch of {size} in each task, got {smallest} samples")
+    for task in replace(tasks, epochs=-(-experiment.steps // (smallest // size))):
+        passes, left = [], experiment.steps
+        for rows in task.passes:
+            batches = min(left, len(rows) // size)
+            passes.append(rows[: batches * size])
+            left -= batches
+        yield replace(task, passes=tuple(rows for rows in passes if len(rows)))
 
 
 def _learner(experiment: Experiment, n_classes: int, data: Dataset, device: str) -> Any:
@@ -376,8 +436,11 @@ def held_out(data: Dataset, seed: int) -> Dataset:
 class _Exam:
     """Tests a learner, again and again, and keeps its marks."""
 
-    def __init__(self, learner: Learner, classes: Array, x: Array, y: Array) -> None:
+    def __init__(
+        self, learner: Learner, classes: Array, order: Sequence[int], x: Array, y: Array
+    ) -> None:
         self.learner, self.classes, self.x, self.y = learner, classes, x, y
+        self.coming = classes[list(order)]
         self.labels = np.unique(y)
         self.per_class: list[dict[str, float]] = []
         self.accuracies: list[float] = []
@@ -387,8 +450,9 @@ class _Exam:
         """Test on the samples of the first classes; on all samples if these are all classes."""
         x, y, labels = self.x, self.y, self.labels
         if n_classes < len(self.classes):
-            known = np.isin(y, self.classes[:n_classes])
-            x, y, labels = x[known], y[known], np.intersect1d(labels, self.classes[:n_classes])
+            come = self.coming[:n_classes]
+            known = np.isin(y, come)
+            x, y, labels = x[known], y[known], np.intersect1d(labels, come)
         self.predicted = self.classes[self.learner.scores(x).argmax(axis=1)]
         right = self.predicted == y
         self.accuracies.append(float(right.mean()) if len(y) else 0.0)
@@ -421,7 +485,7 @@ class _Exam:
     def _forgetting(self, n_earlier: int) -> float | None:
         """Compare the best accuracies of the first classes with the last ones."""
         *before, last = self.per_class
-        earlier = [c for c in map(str, self.classes[:n_earlier]) if c in last]
+        earlier = [c for c in map(str, self.coming[:n_earlier]) if c in last]
         if not before or not earlier:
             return None
         lost = [max(marks[c] for marks in before if c in marks) - last[c] for c in earlier]

@@ -327,7 +327,8 @@ def _place(result: Result) -> tuple[Any, ...]:
     experiment = result.experiment
     settings = json.dumps(experiment.settings, sort_keys=True)
     about = (experiment.method, experiment.dataset, experiment.split, settings)
-    return (*about, experiment.epochs, experiment.buffer, experiment.validation, experiment.seed)
+    stream = experiment.epochs, experiment.steps, experiment.random_classes
+    return (*about, *stream, experiment.buffer, experiment.validation, experiment.seed)
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,8 @@ def experiments(table: str, only: Sequence[str] = (), seeds: int = SEEDS) -> lis
         See `pecil.bench.tables.definitions`.
     only : sequence of str
         Cells as DATASET/ROW, a row by its own name or, if none has it, by that of its method;
-        ``*`` stands for anything. By default all that can be run.
+        ``*`` stands for anything. By default all that can be run; datasets that are said to be
+        absent are left out unless their own name is given.
     seeds : int
         The seeds are 1 to this number, as in the paper.
 
@@ -44,7 +45,8 @@ def experiments(table: str, only: Sequence[str] = (), seeds: int = SEEDS) -> lis
                 f"{_listed(cell.name for cell in asked if cell.to_run)}"
             )
     chosen = [c for c in asked if not only or any(c in matching for matching in meant.values())]
-    found = [cell.experiment for cell in chosen if cell.experiment and _possible(cell.experiment)]
+    there = [c for c in chosen if not c.absent or any(p.startswith(c.dataset) for p in only)]
+    found = [cell.experiment for cell in there if cell.experiment and _possible(cell.experiment)]
     if not found:
         raise ValueError(
             f"none of these can be run yet: {_listed(f'{c.dataset}/{c.name}' for c in chosen)}"
@@ -105,15 +107,16 @@ def plan(
     to_run : list of Experiment
         Those without a result.
     parts : list of Part
-        An estimate is the mean time, per pass, of runs of the same method on the same dataset.
+        An estimate is the mean time of runs of the same method on the same dataset: per pass, or
+        of those with as many steps.
     """
-    finished, past = set(), dict[tuple[str, str], list[float]]()
+    finished, past = set(), dict[tuple[str, str, int], list[float]]()
     for result in results:
         experiment = result.experiment
         finished.add(experiment.key)
         if result.device.startswith(device):
             spent = result.device_seconds / experiment.epochs
-            past.setdefault((experiment.method, experiment.dataset), []).append(spent)
+            past.setdefault(_alike(experiment), []).append(spent)
     groups: dict[str, list[Experiment]] = {}
     for experiment in asked:
         groups.setdefault(experiment.kind, []).append(experiment)
@@ -121,7 +124,12 @@ def plan(
     for same in groups.values():
         left = [experiment for experiment in same if experiment.key not in finished]
         to_run += left
-        times = past.get((same[0].method, same[0].dataset))
+        times = past.get(_alike(same[0]))
         seconds = float(np.mean(times)) * same[0].epochs if times else None
         parts.append(Part(same[0], len(left), len(same) - len(left), seconds))
     return to_run, parts
+
+
+def _alike(experiment: Experiment) -> tuple[str, str, int]:
+    """Return what runs have in common that take, per pass, about as long."""
+    return experiment.method, experiment.dataset, experiment.steps

@@ -1,8 +1,7 @@
 """Tables: our results beside the paper's, as pure functions of the results.
 
-Every table is defined in ``tables.toml``, also those whose methods are still to come. A result
-belongs to a cell if its method, dataset, split, epochs, buffer and all its settings are the
-cell's.
+Every table is defined in ``tables.toml``. A result belongs to a cell if its method, dataset,
+split, epochs, steps, buffer and all its settings are the cell's.
 """
 
 import functools
@@ -16,11 +15,8 @@ import numpy as np
 
 from pecil.bench.experiment import Experiment, Result, planned
 from pecil.data import DATASETS
-from pecil.methods import METHODS
 
 HEADER = ("method", "dataset", "ours", "seeds", "paper", "difference", "agrees", "seconds")
-METHODS_TO_COME = ("cwr", "cwr_plus", "ar1", "dgr")
-SETTINGS_TO_COME = ("setup",)
 DATASETS_TO_COME = {"cifar100_features": "CIFAR-100 features"}
 
 Runs = Mapping[str, Sequence[Result]]
@@ -103,6 +99,8 @@ class Cell:
     """Where the runs were carried out: "cpu", "cuda"."""
     remark: str = ""
     """What has to be known about the row."""
+    absent: str = ""
+    """Why nobody can have run it: there are no data."""
 
     @property
     def mean(self) -> float:
@@ -131,7 +129,7 @@ class Cell:
     def our_text(self) -> str:
         """Our mean with its error, or why there is none."""
         if not self.ours:
-            return "not run" if self.to_run else ""
+            return (self.absent or "not run") if self.to_run else ""
         if self.measure == "accuracy":
             return with_error(self.ours)
         return MEASURES[self.measure].text(self.mean)
@@ -274,20 +272,28 @@ def _cell(table: Mapping[str, Any], row: Mapping[str, Any], place: int, runs: Ru
         seconds=tuple(run.device_seconds for run, _ in measured if run.seconds),
         devices=tuple(dict.fromkeys(run.device.split(":")[0] for run, _ in measured)),
         remark=row.get("note", ""),
+        absent=table.get("absent", {}).get(dataset, ""),
     )
 
 
 def _experiment(table: Mapping[str, Any], row: Mapping[str, Any], place: int) -> Experiment | None:
-    """Describe what fills a cell; None where its method, settings or data are still to come."""
+    """Describe what fills a cell; None where it is the paper's alone or data are still to come."""
     method, dataset = row.get("method"), table["datasets"][place]
-    if method not in METHODS or dataset not in DATASETS:
+    if method is None or dataset not in DATASETS:
         return None
     settings = row.get("settings", {}) | row.get("own", {}).get(dataset, {})
-    if not set(settings) <= set(METHODS[method].settings):
-        return None
-    splits = row.get("splits", table.get("splits"))
+    splits, steps = (row.get(name, table.get(name)) for name in ("splits", "steps"))
     more = {name: row[name] for name in ("epochs", "buffer") if name in row}
-    return planned(method, dataset, splits[place] if splits else None, **more, **settings)
+    return planned(
+        method,
+        dataset,
+        splits[place] if splits else None,
+        steps=steps[place] if steps else 0,
+        random_classes=table.get("random_classes", False),
+        setup=table.get("setup", ""),
+        **more,
+        **settings,
+    )
 
 
 def markdown(name: str, results: Iterable[Result] | Runs, brief: bool = False) -> str:
@@ -311,7 +317,12 @@ def markdown(name: str, results: Iterable[Result] | Runs, brief: bool = False) -
         if brief and cell.to_run and not cell.ours and not (wide and cell.method in ran)
     ]
     shown = [cell for cell in filled if cell not in waiting]
-    below = [*_not_run(waiting), *notes({name: shown})]
+    absent = {cell.dataset: cell.absent for cell in waiting if cell.absent}
+    below = [
+        *_not_run([cell for cell in waiting if not cell.absent]),
+        *(f"{dataset_title(dataset)}: {why}" for dataset, why in absent.items()),
+        *notes({name: shown}),
+    ]
     if wide:
         below.append("In brackets the number of seeds")
     return "\n".join(
