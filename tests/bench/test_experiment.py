@@ -40,10 +40,10 @@ def test_settings_name_parameters_that_exist(dataset):
         assert set(settings_for(name, dataset)) <= set(method.settings)
 
 
-OTHER = "van_de_ven_2021"
+OTHER, FEATURES = "van_de_ven_2021", "cifar100_features"
 
 
-@pytest.mark.parametrize("dataset", ["mnist", "fashion_mnist", "cifar10", "core50"])
+@pytest.mark.parametrize("dataset", ["mnist", "fashion_mnist", "cifar10", FEATURES, "core50"])
 def test_another_setup_has_settings_of_its_own(dataset):
     found = {}
     for name, method in METHODS.items():
@@ -59,7 +59,13 @@ def test_another_setup_has_settings_of_its_own(dataset):
 
 @pytest.mark.parametrize(
     ("dataset", "parameters"),
-    [("mnist", 150_000), ("fashion_mnist", 150_000), ("cifar10", 350_000), ("core50", 170_000)],
+    [
+        ("mnist", 150_000),
+        ("fashion_mnist", 150_000),
+        ("cifar10", 350_000),
+        (FEATURES, 180_000),
+        ("core50", 170_000),
+    ],
 )
 def test_the_other_setups_sizes_of_a_class(dataset, parameters):
     for name in ("pec", "vae_gc"):

@@ -170,12 +170,6 @@ def test_a_cell_knows_its_runs():
     assert replace(found.experiment, seed=3) == results[0].experiment
 
 
-def test_what_is_still_to_come_is_not_run():
-    filled = {(c.name, c.dataset): c for name in DEFINED for c in tables.cells(name, [])}
-    assert filled["pec", "cifar100_features"].experiment is None
-    assert filled["pec", "cifar100_features"].our_text == "not run"
-
-
 def test_the_other_setup_has_its_own_settings_steps_and_order():
     cells = {(c.name, c.dataset): c for c in tables.cells("other_setup", [])}
     trained, apart = (cells[name, "mnist"].experiment for name in ("cwr_plus", "pec"))
@@ -235,7 +229,7 @@ def test_a_definition_is_sound(name):
         *("random_classes", "rows"),
     }
     for dataset in table["datasets"]:
-        assert dataset in DATASETS or dataset in tables.DATASETS_TO_COME
+        assert dataset in DATASETS
     filled = tables.cells(name, [])
     for unique in ("method", "name"):
         places = [(getattr(c, unique), c.dataset) for c in filled]
@@ -270,7 +264,7 @@ def check_row(table, row):
     splits = row.get("splits", table.get("splits"))
     for dataset, split in zip(datasets, splits or (), strict=bool(splits)):
         tasks, classes = map(int, split.split("/"))
-        assert dataset not in DATASETS or tasks * classes == DATASETS[dataset].n_classes
+        assert tasks * classes == DATASETS[dataset].n_classes
 
 
 def test_an_unknown_table_is_refused_with_the_choice():

@@ -17,7 +17,6 @@ from pecil.bench.experiment import Experiment, Result, planned
 from pecil.data import DATASETS
 
 HEADER = ("method", "dataset", "ours", "seeds", "paper", "difference", "agrees", "seconds")
-DATASETS_TO_COME = {"cifar100_features": "CIFAR-100 features"}
 
 Runs = Mapping[str, Sequence[Result]]
 """Results by what the seeds of one cell have in common."""
@@ -88,7 +87,7 @@ class Cell:
     name: str = ""
     """The row's name: that of its method, or a longer one where a method has several rows."""
     experiment: Experiment | None = None
-    """What fills the cell, with the seed 0; None where that cannot be run (yet)."""
+    """What fills the cell, with the seed 0; None for what the paper alone has."""
     seeds: tuple[int, ...] = ()
     """Of the runs behind `ours`."""
     measure: str = "accuracy"
@@ -193,7 +192,7 @@ def with_error(values: Sequence[float]) -> str:
 
 def dataset_title(name: str) -> str:
     """Return a dataset's name as it is written in text."""
-    return DATASETS_TO_COME.get(name) or DATASETS[name].title
+    return DATASETS[name].title
 
 
 @functools.cache
@@ -277,9 +276,9 @@ def _cell(table: Mapping[str, Any], row: Mapping[str, Any], place: int, runs: Ru
 
 
 def _experiment(table: Mapping[str, Any], row: Mapping[str, Any], place: int) -> Experiment | None:
-    """Describe what fills a cell; None where it is the paper's alone or data are still to come."""
+    """Describe what fills a cell; None where it is the paper's alone."""
     method, dataset = row.get("method"), table["datasets"][place]
-    if method is None or dataset not in DATASETS:
+    if method is None:
         return None
     settings = row.get("settings", {}) | row.get("own", {}).get(dataset, {})
     splits, steps = (row.get(name, table.get(name)) for name in ("splits", "steps"))

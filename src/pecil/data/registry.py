@@ -222,6 +222,18 @@ DATASETS: dict[str, DatasetInfo] = {
             tables=hub.Tables("cifar100", image="img", label="fine_label"),
         ),
         DatasetInfo(
+            name="cifar100_features",
+            title="CIFAR-100 features",
+            shape=(1024,),
+            n_train=50_000,
+            n_test=10_000,
+            source="cifar100",
+            licence=_CIFAR_LICENCE,
+            n_classes=100,
+            note="features of a small network pre-trained on CIFAR-10",
+            class_names=tuple(_CIFAR100.split()),
+        ),
+        DatasetInfo(
             name="miniimagenet",
             title="miniImageNet",
             shape=(84, 84, 3),
@@ -360,6 +372,8 @@ def _found(info: DatasetInfo, folder: Path, download: bool) -> Arrays:
         return _checked(files.read_npz(path), info, str(path))
     if info.name in _CUTS:
         return _CUTS[info.name](_found(DATASETS[info.source], folder, download))
+    if info.name == "cifar100_features":
+        return _pretrained(info, path, download)
     if info.tables is not None and download:
         return _downloaded(info, info.tables, path)
     raise FileNotFoundError(_missing(info, path))
@@ -380,6 +394,19 @@ def _downloaded(info: DatasetInfo, tables: hub.Tables, path: Path) -> Arrays:
             f"{info.n_test} for testing, found {counts[0]} and {counts[1]}"
         )
     arrays["note"] = f"from the Hugging Face hub, {info.source}"
+    return _kept(arrays, path)
+
+
+def _pretrained(info: DatasetInfo, path: Path, download: bool) -> Arrays:
+    """Train a network on CIFAR-10, and keep what it makes of CIFAR-100 as ``path``."""
+    from pecil.data.cifar100_features import features_of
+
+    sources = [load(name, root=path.parent, download=download) for name in ("cifar100", "cifar10")]
+    return _kept(_checked(features_of(*sources), info, info.title), path)
+
+
+def _kept(arrays: Arrays, path: Path) -> Arrays:
+    """Write arrays as ``path``."""
     with written_whole(path) as temporary:
         np.savez(temporary, **arrays)
     return arrays
