@@ -1,4 +1,5 @@
 import copy
+import pickle
 import sys
 import warnings
 from types import SimpleNamespace
@@ -277,15 +278,26 @@ class TestCache:
         assert again.seen == 2 and len(files_in(tmp_path)) == 1
 
 
+def scripted(network, folder):
+    """Write a network as TorchScript."""
+    path = str(folder / "network.pt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.trace(network.eval(), torch.rand(2, 3, 12, 9)).save(path)
+    return path
+
+
 class TestNamedNetworks:
     def test_torchscript(self, network, tmp_path):
-        path = str(tmp_path / "network.pt")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.jit.trace(network.eval(), torch.rand(2, 3, 12, 9)).save(path)
+        path = scripted(network, tmp_path)
         found = made(path, cache=tmp_path).transform(COLOUR)
         np.testing.assert_allclose(found, made(network).transform(COLOUR), atol=1e-6)
         assert np.array_equal(clone(made(path)).transform(COLOUR), found)
+
+    def test_a_copy_for_another_process_loads_its_network_again(self, network, tmp_path):
+        extractor = made(scripted(network, tmp_path))
+        found = extractor.transform(COLOUR)
+        assert np.array_equal(pickle.loads(pickle.dumps(extractor)).transform(COLOUR), found)
 
     def test_timm_says_how_to_prepare_images(self, network, monkeypatch):
         asked = []

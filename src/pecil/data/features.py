@@ -151,6 +151,11 @@ class Features(TransformerMixin, BaseEstimator):
             self._made = made = (self.network, _network(self.network))
         return made[1]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave a network that was loaded by its name out of pickles: its name loads it again."""
+        state: dict[str, Any] = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "_made"}
+
     def __sklearn_tags__(self) -> Any:
         """Tell scikit-learn that images are welcome, and fitting is not needed."""
         tags = super().__sklearn_tags__()
@@ -303,8 +308,8 @@ class _Extractor:
         numbers = [None if v is None else v.tolist() for v in (self.mean, self.std)]
         text = repr((some, self.in_channels, self.size, numbers, repr(self.network)))
         weights = sorted(self.network.state_dict().items())
-        named = (part for name, w in weights for part in (name.encode(), *_content(w)))
-        return bytes.fromhex(_digest(FORMAT, text.encode(), *named))
+        named = ((name.encode(), *_content(w)) for name, w in weights if isinstance(w, Tensor))
+        return bytes.fromhex(_digest(FORMAT, text.encode(), *chain.from_iterable(named)))
 
 
 @contextmanager
