@@ -3,6 +3,7 @@
     python benchmarks/features.py                     what is missing; keep; write the table
     python benchmarks/features.py --learners pec slda --splits 100/1 --seeds 3
     python benchmarks/features.py --few               few images of a class: what river can do
+    python benchmarks/features.py --speed             how long the network takes
     python benchmarks/features.py --table             the tables, in docs/features.md
 
 The network is EfficientNet-Lite0, trained on ImageNet, whose weights come from the package
@@ -42,7 +43,7 @@ PAGE = ROOT / "docs" / "features.md"
 CLASSES, SPLITS = 100, ("10/10", "100/1")
 FEW, FEW_TESTS = 20, 1000  # images of a class to learn, and images to test, where river runs too
 MEMORY = 11.2e6
-DIM = 1280  # features of the network
+DIM, SIZE = 1280, 96  # features of the network, pixels of a side of what it sees
 LR = 0.03  # the best of 0.001, 0.003, 0.01 and 0.03 on 50 training images of each class
 
 
@@ -56,7 +57,7 @@ def extractor(**settings: Any) -> Features:
     network = package.EfficientNet.from_name("efficientnet-lite0")
     network.load_state_dict(torch.load(weights.get_model_file_path(), weights_only=True))
     network._dropout = network._fc = torch.nn.Identity()
-    return Features(network, size=96, mean=127 / 255, std=128 / 255, **settings)
+    return Features(network, size=SIZE, mean=127 / 255, std=128 / 255, **settings)
 
 
 def features() -> Dataset:
@@ -65,6 +66,13 @@ def features() -> Dataset:
     network = extractor(cache=data_folder() / "features")
     x, test_x = network.transform(images.train_x), network.transform(images.test_x)
     return Dataset("cifar100", x, images.train_y, test_x, images.test_y)
+
+
+def speed(images: int = 2048) -> Row:
+    """Time the network on images whose features are not kept."""
+    x = load("cifar100").train_x[:images]
+    _, seconds = timed(extractor(device="cpu").transform, x)
+    return {"images": images, "size": SIZE, "seconds": seconds, "machine": describe("cpu")}
 
 
 def few(data: Any) -> Dataset:
@@ -224,7 +232,8 @@ def measure(name: str, data: Any, split: str, seed: int) -> Row:
 
 def missing(options: argparse.Namespace, samples: int) -> Iterator[tuple[str, str, int]]:
     """Yield what is asked for and has not been measured: learner, split, seed."""
-    done = {(r["learner"], r["split"], r["seed"], r["samples"]) for r in kept(RESULTS)}
+    rows = [row for row in kept(RESULTS) if "learner" in row]
+    done = {(r["learner"], r["split"], r["seed"], r["samples"]) for r in rows}
     for name, split in itertools.product(options.learners, options.splits):
         if SIDES[name].few_only and not options.few:
             continue
@@ -241,7 +250,7 @@ def table(rows: list[Row], samples: int) -> str:
     ]
     cells = []
     for name, side in SIDES.items():
-        runs = [r for r in rows if (r["learner"], r["samples"]) == (name, samples)]
+        runs = [r for r in rows if (r.get("learner"), r.get("samples")) == (name, samples)]
         of = {split: [r["accuracy"] for r in runs if r["split"] == split] for split in SPLITS}
         if not runs:
             continue
@@ -254,9 +263,13 @@ def table(rows: list[Row], samples: int) -> str:
 
 
 def tables(rows: list[Row]) -> dict[str, str]:
-    """Return the tables of the page by their names."""
+    """Return what the page shows, by the names of the places."""
     sizes = {"features all": 500 * CLASSES, "features few": FEW * CLASSES}
-    return {name: table(rows, samples) for name, samples in sizes.items()}
+    shown = {name: table(rows, samples) for name, samples in sizes.items()}
+    for row in (row for row in rows if "images" in row):
+        rate = number(row["images"] / row["seconds"])
+        shown["features speed"] = f"The network takes {rate} images a second ({row['machine']})."
+    return shown
 
 
 def main() -> None:
@@ -266,9 +279,12 @@ def main() -> None:
     parser.add_argument("--splits", nargs="+", choices=SPLITS, default=SPLITS)
     parser.add_argument("--seeds", type=int, help="by default 3, and 10 for PEC")
     parser.add_argument("--few", action="store_true", help="few samples: also what is slow")
+    parser.add_argument("--speed", action="store_true", help="time the network alone")
     parser.add_argument("--table", action="store_true", help="measure nothing")
     options = parser.parse_args()
-    if not options.table:
+    if options.speed:
+        keep(RESULTS, [speed()])
+    elif not options.table:
         data = few(features()) if options.few else features()
         for name, split, seed in missing(options, len(data.train_y)):
             row = measure(name, data, split, seed)

@@ -691,7 +691,7 @@ def features(
     extractor = Features(network, size=size, device=device)
     given, own = _parsed(changes), {"network", "size", "device", "cache"}
     check_settings("Features", given, sorted(set(extractor.get_params()) - own))
-    extractor.set_params(cache=cache or data_folder() / "features", **given)
+    extractor.set_params(cache=cache or data_folder() / "features", **given).fit()
     samples = _load(data, label, labelled=False)
     parts = {"train": (samples.train_x, samples.train_y)}
     if samples.test_x is not None:
@@ -699,7 +699,8 @@ def features(
     arrays: dict[str, Any] = {"note": f"features of {samples.name} by {network}"}
     for part, (x, y) in parts.items():
         arrays[f"{part}_x"] = _features(extractor, x)
-        arrays |= {} if y is None else {f"{part}_y": y}
+        if y is not None:
+            arrays[f"{part}_y"] = y
     with written_whole(output) as temporary:
         np.savez(temporary, **arrays)
     facts = {

@@ -159,8 +159,9 @@ class TestMistakes:
         ],
     )
     def test_settings(self, network, settings, message):
-        with pytest.raises(ValueError, match=message):
-            Features(network, **settings).transform(COLOUR)
+        for method in (Features.fit, Features.transform):
+            with pytest.raises(ValueError, match=message):
+                method(Features(network, **settings), COLOUR)
 
     @pytest.mark.parametrize(
         ("x", "message"),

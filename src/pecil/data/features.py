@@ -7,7 +7,7 @@ the two learn from a stream together.
 import hashlib
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -111,7 +111,8 @@ class Features(TransformerMixin, BaseEstimator):
         self.cache = cache
 
     def fit(self, X: Any = None, y: Any = None) -> Self:
-        """Do nothing: the network is frozen."""
+        """Check the settings and load the network; it learns nothing."""
+        self._extractor()
         return self
 
     def transform(self, X: Any) -> NDArray[np.float32]:
@@ -137,19 +138,18 @@ class Features(TransformerMixin, BaseEstimator):
 
     def blocks(self, X: Any) -> Iterator[NDArray[np.float32]]:
         """Yield the features block by block, (block_size, d); the last block may be smaller."""
-        count("block_size", self.block_size)
+        extractor = self._extractor()
         if len(X) == 0:
             raise ValueError("expected images, found none")
-        extractor = _Extractor(self, self._loaded())
         for start in range(0, len(X), self.block_size):
             yield extractor.features(X[start : start + self.block_size])
 
-    def _loaded(self) -> Module:
-        """Return the network; one that is named is loaded once."""
+    def _extractor(self) -> "_Extractor":
+        """Return the network, ready to be asked; one that is named is loaded once."""
         made = getattr(self, "_made", None)
         if made is None or made[0] is not self.network:
             self._made = made = (self.network, _network(self.network))
-        return made[1]
+        return _Extractor(self, made[1])
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave a network that was loaded by its name out of pickles: its name loads it again."""
@@ -205,6 +205,7 @@ class _Extractor:
 
     def __init__(self, asked: Features, network: Module) -> None:
         count("batch_size", asked.batch_size)
+        count("block_size", asked.block_size)
         says = getattr(network, "pretrained_cfg", None) or {}  # of a timm model
         channels, *size = says.get("input_size", (3,))
         self.in_channels = channels if asked.in_channels is None else asked.in_channels
@@ -228,7 +229,7 @@ class _Extractor:
         if self.cache is None:
             return self._computed(images)
         self._key = self._key or self._fingerprint(images[0].shape[-2:])
-        name = _digest(self._key, *(part for image in images for part in _content(image)))
+        name = _digest([self._key], *map(_content, images)).hex()
         path = self.cache / name[:2] / f"{name}.npz"
         found = _found(path, sum(map(len, images)))
         if found is not None:
@@ -308,8 +309,8 @@ class _Extractor:
         numbers = [None if v is None else v.tolist() for v in (self.mean, self.std)]
         text = repr((some, self.in_channels, self.size, numbers, repr(self.network)))
         weights = sorted(self.network.state_dict().items())
-        named = ((name.encode(), *_content(w)) for name, w in weights if isinstance(w, Tensor))
-        return bytes.fromhex(_digest(FORMAT, text.encode(), *chain.from_iterable(named)))
+        named = (chain([n.encode()], _content(w)) for n, w in weights if isinstance(w, Tensor))
+        return _digest([FORMAT, text.encode()], *named)
 
 
 @contextmanager
@@ -334,11 +335,11 @@ def _content(values: Any) -> Iterator[Any]:
     yield np.ascontiguousarray(array)
 
 
-def _digest(*parts: Any) -> str:
+def _digest(*parts: Iterable[Any]) -> bytes:
     digest = hashlib.sha256()
-    for part in parts:
+    for part in chain.from_iterable(parts):
         digest.update(part)
-    return digest.hexdigest()
+    return digest.digest()
 
 
 def _found(path: Path, n: int) -> NDArray[np.float32] | None:
