@@ -113,7 +113,9 @@ class Recorder:
     def forget(self) -> None:
         """Forget all steps: from now on they do something else."""
         self.rehearsed.clear()
-        self.recorded.clear()
+        if self.recorded:
+            self.recorded.clear()
+            torch.cuda.empty_cache()  # else their memory is kept, and none is freed in a recording
 
     def __call__(self, key: Hashable, step: Callable[..., None], *inputs: Tensor) -> None:
         """Run ``step(*inputs)``.
