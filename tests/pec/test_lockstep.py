@@ -6,10 +6,12 @@ same on a CPU, where these tests run. A CPU has a way of its own for small stude
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pecil.pec import lockstep
 from pecil.pec.networks import Architecture
-from pecil.pec.students import Lesson, Students
+from pecil.pec.students import Lesson, Students, in_time
 
 ARCHITECTURES = {
     "mlp": Architecture("mlp", (9,), 4, 6),
@@ -117,3 +119,11 @@ def test_an_interrupt_leaves_students_as_they_were(monkeypatch):
     students, _ = taught(ARCHITECTURES["mlp"], (200, 220), 1, learn)
     assert students.steps == [0, 0]
     assert torch.equal(students.rows, students.start.expand(2, -1))
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=30))
+def test_samples_come_in_the_order_in_which_they_are_needed_first(order):
+    x, order = torch.randn(10, 2), torch.tensor(order)
+    sorted_x, new = in_time(x, order)
+    assert torch.equal(sorted_x[new], x[order])
+    assert list(dict.fromkeys(new.tolist())) == list(range(len(sorted_x)))

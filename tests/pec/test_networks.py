@@ -1,16 +1,27 @@
 """Forward and backward passes, teachers and initial values against PyTorch's own layers."""
 
 import math
-from threading import Thread
+from threading import Event, Thread
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn.base import clone
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pecil.pec import networks
-from pecil.pec.networks import Architecture, Stack, Teacher, backward, draw, forward
+from pecil import PEC
+from pecil.pec import estimator, networks
+from pecil.pec.networks import (
+    Answers,
+    Architecture,
+    Stack,
+    Teacher,
+    asked,
+    backward,
+    draw,
+    forward,
+)
 from pecil.pec.students import Lesson, Students
 from reference import conv, mlp
 
@@ -326,3 +337,79 @@ def test_a_teacher_that_is_shared_by_threads_says_the_same(n):
             networks.by_threads(lambda place: 1 / place, 2)
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.fixture
+def threads():
+    """Let the library use three threads."""
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(1)
+
+
+class Wrong(Teacher):
+    """Fails from its second block on."""
+
+    def __call__(self, x):
+        if not bool(x[0].any()):
+            raise ZeroDivisionError
+        return super().__call__(x)
+
+
+def test_answers_made_ahead_are_the_teachers(monkeypatch, threads):
+    monkeypatch.setattr(networks, "AHEAD", 400)
+    arch = Architecture("mlp", (9,), 40, 7)
+    teacher = Teacher(arch, "kaiming", 0, CPU)
+    short, long = random(25, 9), random(47, 9, seed=1)
+    answers = [Answers(teacher, x) for x in (short, long)]
+    with asked(answers):
+        torch.testing.assert_close(answers[0][torch.tensor([3, 1])], teacher(short)[[3, 1]])
+        torch.testing.assert_close(answers[1][torch.arange(47)], teacher(long))
+    assert [len(one.asked) for one in answers] == [3, 5]
+
+
+def test_a_teacher_that_fails_ahead_fails_where_its_answer_is_needed(monkeypatch, threads):
+    monkeypatch.setattr(networks, "AHEAD", 400)
+    x = torch.ones(30, 9)
+    x[10] = 0
+    answers = Answers(Wrong(Architecture("mlp", (9,), 40, 7), "kaiming", 0, CPU), x)
+    with asked([answers]):
+        assert answers[torch.tensor([9])].shape == (1, 7)
+        with pytest.raises(ZeroDivisionError):
+            answers[torch.tensor([10])]
+
+
+def test_what_was_interrupted_is_answered_no_more(monkeypatch, threads):
+    monkeypatch.setattr(networks, "AHEAD", 40)
+    may_go_on = Event()
+
+    class Slow(Teacher):
+        def __call__(self, x):
+            may_go_on.wait()
+            return super().__call__(x)
+
+    answers = Answers(Slow(Architecture("mlp", (9,), 40, 7), "kaiming", 0, CPU), random(30, 9))
+    with pytest.raises(KeyboardInterrupt), asked([answers]):
+        raise KeyboardInterrupt
+    may_go_on.set()
+    assert sum(future.cancelled() for future in answers.asked) == 30 - 3
+
+
+def test_a_model_is_the_same_whether_or_not_its_teacher_answers_ahead(monkeypatch):
+    monkeypatch.setattr(networks, "AHEAD", 2000)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(900, 20)), np.repeat([0, 1, 2], [200, 300, 400])
+    model = PEC(teacher_width=50, output_dim=9, epochs=2, schedule="linear", random_state=0)
+    alone = clone(model).fit(x, y)
+    made = []
+    monkeypatch.setattr(estimator, "Answers", lambda *x: made.append(Answers(*x)) or made[-1])
+    torch.set_num_threads(2)
+    try:
+        together = clone(model).fit(x, y)
+        apart = [clone(model).fit(x[y == label], y[y == label]) for label in range(3)]
+    finally:
+        torch.set_num_threads(1)
+    assert len(made) == 6
+    np.testing.assert_allclose(together.errors(x), alone.errors(x), rtol=1e-3)
+    for own, row in zip(apart, together._pairs[0].students.rows, strict=True):
+        assert torch.equal(own._pairs[0].students.rows[0], row)  # to the last bit

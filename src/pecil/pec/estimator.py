@@ -25,12 +25,13 @@ from pecil.pec.networks import (
     ACTIVATIONS,
     INITS,
     KINDS,
+    Answers,
     Architecture,
     CustomTeacher,
     Teacher,
     most,
 )
-from pecil.pec.students import Lesson, Moment, Students
+from pecil.pec.students import Lesson, Moment, Students, in_time
 
 DEFAULTS = {  # student width, teacher width as a multiple of it, outputs, pooled side
     "mlp": (10, 500, 99, 1),
@@ -49,6 +50,28 @@ class Pair:
 
     teacher: Teacher | CustomTeacher
     students: Students
+
+    def lesson(
+        self,
+        slot: int,
+        x: Tensor,
+        order: Tensor,
+        rates: list[float],
+        weights: Tensor | None,
+        batch_size: int,
+    ) -> Lesson:
+        """Make a lesson; small students learn while the teacher goes on answering."""
+        target: Tensor | Answers
+        if (
+            isinstance(self.teacher, Teacher)
+            and torch.get_num_threads() > 1
+            and self.students.side_by_side(len(order), batch_size)
+        ):
+            x, order = in_time(x, order)
+            target = Answers(self.teacher, x)
+        else:
+            target = self.teacher(x)
+        return Lesson(slot, x, target, order, rates, weights)
 
 
 class PEC(ErrorClassifier):
@@ -344,7 +367,7 @@ class PEC(ErrorClassifier):
             if len(order):
                 x, slot = self._tensor(raw[at]), self._slots[label]
                 weights = self._weights(label, slot, len(order)) if pair.students.moment else None
-                yield Lesson(slot, x, pair.teacher(x), order, rates, weights)
+                yield pair.lesson(slot, x, order, rates, weights, int(self.batch_size))
 
     def _weights(self, label: Any, slot: int, n: int) -> Tensor:
         """Return what the errors of a class's next n samples count in their covariance."""

@@ -16,6 +16,7 @@ A CPU has a way of its own: :meth:`pecil.pec.students.Students.learn`.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ class _Run:
         self.first, self.second = (moment[self.slots] for moment in students.moments)
         self.gradient = torch.zeros_like(self.rows)
         self.x = torch.cat([lesson.x for lesson in lessons])
-        self.target = torch.cat([lesson.target for lesson in lessons])
+        self.target = torch.cat([cast(Tensor, lesson.target) for lesson in lessons])
 
         self.steps = [len(lesson.order) // batch_size for lesson in lessons]
         self.length = max(self.steps)

@@ -19,12 +19,13 @@ import math
 import mmap
 import os
 import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
-from threading import Barrier
+from threading import Barrier, local
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ BLOCK = 64  # numbers of a patch, or cells, up to which the kernel for GPUs take
 CHANNELS = 1024  # of a map that a CPU makes, rectifies and pools at a time
 STEP = 64  # inputs by which numbers of those that are not zero are told apart
 ALIGN = 16  # floats: every parameter of a row starts on a 64-byte border
+AHEAD = 2**21  # floats of a temporary where each thread has its own
 CPU_CACHED, CPU_MOST, GPU_MOST = 2**22, 2**24, 2**26  # floats that one temporary may hold
 
 Tape = list[tuple[Tensor, ...]]
@@ -523,10 +525,10 @@ class Teacher:
             self._keep_by_cell(row, device)
             return
         self._stack = Stack.over(architecture, row.to(device))
-        self._by_input: Tensor | None = None  # first weights (fan_in, w), and room for some
+        self._by_input: Tensor | None = None  # first weights (fan_in, w)
+        self._own = local()  # room for some of them, one a thread
         if architecture.kind == "mlp" and device.type == "cpu":
             self._by_input = self._stack.hidden[0].turned[0].contiguous()
-            self._room = torch.empty_like(self._by_input)
 
     def _keep_by_cell(self, row: Tensor, device: torch.device) -> None:
         """Keep a convolution's values, the output weights cell by cell as maps are pooled."""
@@ -580,7 +582,9 @@ class Teacher:
         if n > 0.8 * x.shape[1]:
             return _linear(x, by_input.T, bias)
         chosen = active.byte().argsort(stable=True, descending=True)[:n]
-        kept = torch.index_select(by_input, 0, chosen, out=self._room[:n])
+        if not hasattr(self._own, "room"):
+            self._own.room = torch.empty_like(by_input)
+        kept = torch.index_select(by_input, 0, chosen, out=self._own.room[:n])
         return _linear(x.index_select(1, chosen), kept.T, bias)
 
     def _conv(self, x: Tensor) -> Tensor:
@@ -681,6 +685,50 @@ class Teacher:
             outputs[share].copy_(_linear(maps, weights[share], biases[share]))
 
         by_threads(work, shares)
+
+
+class Answers:
+    """A teacher's outputs (n, d), made block by block in other threads; indexing waits for them.
+
+    Parameters
+    ----------
+    teacher : Teacher
+        A perceptron on a CPU.
+    x : Tensor
+        Samples (n, *input_shape), those first that are needed first.
+    """
+
+    def __init__(self, teacher: Teacher, x: Tensor) -> None:
+        self.teacher, self.x = teacher, x
+        self.block = max(1, AHEAD // teacher.architecture.temporaries)  # samples
+        self.out = x.new_empty(len(x), teacher.architecture.output_dim)
+        self.asked: list[Future[None]] = []
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """Return the outputs of some samples."""
+        for future in self.asked[: int(rows.max()) // self.block + 1]:
+            future.result()
+        return self.out[rows]
+
+    def answer(self, start: int) -> None:
+        """Make the outputs of a block."""
+        block = slice(start, start + self.block)
+        self.out[block] = self.teacher(self.x[block])
+
+
+@contextmanager
+def asked(answers: Sequence[Answers]) -> Iterator[None]:
+    """Have answers made meanwhile: the first block of each, then the second ones, and so on."""
+    queue = [(start, one) for one in answers for start in range(0, len(one.x), one.block)]
+    queue.sort(key=lambda item: item[0])
+    for start, one in queue:
+        pool = _threads(os.getpid(), torch.get_num_threads())
+        one.asked.append(pool.submit(one.answer, start))
+    try:
+        yield
+    finally:  # what was interrupted needs no answers
+        for future in [future for one in answers for future in one.asked]:
+            future.cancel()
 
 
 def by_threads(work: Callable[[int], None], n: int) -> None:

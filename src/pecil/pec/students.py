@@ -8,8 +8,9 @@ and scores a sample by the same error. The students are rows of one matrix: row 
 the parameters of class c, a second and a third matrix the two moments of its Adam.
 
 * On a CPU each thread trains a large student of its own, so that a row and its moments stay in
-  cache; small ones are trained ten at a time, which saves calls. Either way a student becomes what
-  it would become alone, to the last bit.
+  cache; small ones are trained ten at a time, which saves calls, while the teacher goes on
+  answering in other threads. Either way a student becomes what it would become alone, to the last
+  bit.
 * On a GPU all rows advance in lockstep, one captured CUDA graph a step, each with its own
   samples, learning rate and step count; a class that has run out of samples stands still.
 * Scoring is one pass of the teacher and one merged pass of all students.
@@ -24,8 +25,10 @@ import torch
 from torch import Tensor
 
 from pecil.pec.networks import (
+    Answers,
     Architecture,
     Stack,
+    asked,
     backward,
     by_threads,
     cached,
@@ -36,7 +39,7 @@ from pecil.pec.networks import (
 
 BETA1, BETA2, ADAM_EPS = 0.9, 0.999, 1e-8  # Adam's defaults
 FLUSH_EVERY, TINY = 64, 1e-30  # moments below TINY are set to 0 before they turn denormal
-SMALL = 2**16  # numbers of a student below which calling operations costs more than they do
+SMALL = 2**16  # numbers of a student
 SHRINKAGE = 0.01  # of the covariance of errors; anything from 0.001 to 0.1 does
 TOGETHER = 10  # students trained side by side
 LONG = 128  # steps from which on that pays on a CPU
@@ -53,8 +56,8 @@ class Lesson:
         Row of the student.
     x : Tensor
         Samples (n, *input_shape).
-    target : Tensor
-        Teacher's outputs (n, d).
+    target : Tensor or Answers
+        Teacher's outputs (n, d), or who gives them when they are needed.
     order : Tensor
         Indices into ``x`` in the order of learning; an index may come more than once.
     rates : list of float
@@ -65,7 +68,7 @@ class Lesson:
 
     slot: int
     x: Tensor
-    target: Tensor
+    target: Tensor | Answers
     order: Tensor
     rates: list[float]
     weights: Tensor | None = None
@@ -74,6 +77,19 @@ class Lesson:
         """Return a stretch of this lesson."""
         weights = None if self.weights is None else self.weights[span]
         return replace(self, order=self.order[span], rates=self.rates[span], weights=weights)
+
+
+def in_time(x: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    """Sort samples by when an order asks for them first; return them and the order among them.
+
+    >>> in_time(torch.tensor([4.0, 5.0, 6.0]), torch.tensor([2, 0, 2]))
+    (tensor([6., 4.]), tensor([0, 1, 0]))
+    """
+    asked_for, which = order.unique(return_inverse=True)
+    first = torch.full_like(asked_for, len(order))
+    first.scatter_reduce_(0, which, torch.arange(len(order)), "amin")
+    ranked = first.argsort()
+    return x[asked_for[ranked]], ranked.argsort()[which]
 
 
 class Moment:
@@ -216,25 +232,32 @@ class Students:
                 from pecil.pec.lockstep import learn
 
                 return learn(self, list(lessons), batch_size)
-            small = self.architecture.row < SMALL and self.architecture.kind != "conv"
             learned, group = [], []
-            size = TOGETHER if small else torch.get_num_threads()
+            size = TOGETHER if self.small else torch.get_num_threads()
             for lesson in lessons:
-                if small and (batch_size > 1 or len(lesson.order) < LONG):
+                if self.small and not self.side_by_side(len(lesson.order), batch_size):
                     with _light(few=len(lesson.order) < LONG):
                         learned.append((lesson.slot, self.learn_one(lesson, batch_size)))
                     continue
                 group.append(lesson)
                 if len(group) == size:
-                    learned += self._learn_group(group, batch_size, small)
+                    learned += self._learn_group(group, batch_size)
                     group = []
-            return learned + self._learn_group(group, batch_size, small) if group else learned
+            return learned + self._learn_group(group, batch_size) if group else learned
 
-    def _learn_group(
-        self, lessons: list[Lesson], batch_size: int, small: bool
-    ) -> list[tuple[int, Tensor]]:
+    @property
+    def small(self) -> bool:
+        """Whether calling operations costs a CPU more than their arithmetic does."""
+        architecture, device = self.architecture, self.start.device
+        return device.type == "cpu" and architecture.row < SMALL and architecture.kind != "conv"
+
+    def side_by_side(self, n: int, batch_size: int) -> bool:
+        """Say whether a lesson of n samples is learned together with those of other students."""
+        return self.small and batch_size == 1 and n >= LONG
+
+    def _learn_group(self, lessons: list[Lesson], batch_size: int) -> list[tuple[int, Tensor]]:
         """Train several students on the CPU: small ones step by step, large ones by threads."""
-        if small:
+        if self.small:
             return self._learn_together(lessons)
         losses = [torch.empty(0)] * len(lessons)
         alone = [[k] for k in range(len(lessons))]
@@ -263,7 +286,8 @@ class Students:
         gradient = torch.zeros_like(parts[0])
         losses: list[list[Tensor]] = [[] for _ in lessons]
         start = 0
-        with _light(few=False):
+        ahead = [lesson.target for lesson in lessons if isinstance(lesson.target, Answers)]
+        with asked(ahead), _light(few=False):
             for stop in sorted({len(lesson.order) for lesson in lessons}):
                 active = [lesson for lesson in lessons if len(lesson.order) >= stop]
                 for first in range(start, stop, PREPARED):
