@@ -401,6 +401,15 @@ class TestImageFiles:
         found = made(network, block_size=4).transform(files)
         assert np.array_equal(found, made(network, block_size=4).transform(COLOUR))
 
+    def test_photographs_of_different_sizes(self, network, tmp_path):
+        image = pytest.importorskip("PIL.Image")
+        mixed = [COLOUR[0], COLOUR[1][:5], COLOUR[2]]
+        for k, x in enumerate(mixed):
+            image.fromarray(x).save(tmp_path / f"{k}.png")
+        files = ImageFiles(tmp_path, ("0.png", "1.png", "2.png"))
+        found = made(network, size=8).transform(files)
+        assert np.array_equal(found, made(network, size=8).transform(mixed))
+
     def test_a_damaged_image_is_named(self, tmp_path):
         (tmp_path / "a.png").write_bytes(b"no image")
         with pytest.raises(ValueError, match=r"cannot read the image .*a.png"):

@@ -225,6 +225,22 @@ def test_adam_is_kept_from_task_to_task_or_starts_anew(keep):
         assert torch.allclose(found, alone, atol=1e-5) is (task == 0 or keep)
 
 
+def test_plain_gradient_descent_takes_steps_of_the_rate():
+    x, y = torch.rand(4, 3, generator=chance()), torch.tensor([0, 1, 1, 0])
+    given = {"hidden": (5,), "batch_size": 2, "lr": 0.5, "device": "cpu"}
+    learner = Trained(2, (3,), optimizer="sgd", schedule="linear", **given)
+    same = Trained(2, (3,), **given).network
+    learner.begin_task({0: 2, 1: 2})
+    learner.learn(x.numpy(), y.numpy())
+    for rows, rate in (([0, 1], 0.5), ([2, 3], 0.25)):
+        slopes = torch.autograd.grad(F.cross_entropy(same(x[rows]), y[rows]), same.parameters())
+        with torch.no_grad():
+            for value, slope in zip(same.parameters(), slopes, strict=True):
+                value -= rate * slope
+    for found, expected in zip(learner.network.parameters(), same.parameters(), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 def test_initial_values():
     one, other = (
         Trained(5, (20,), hidden=(30,), init=init, device="cpu").network
@@ -238,6 +254,7 @@ def test_initial_values():
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
+        (Trained, {"optimizer": "lion"}, "optimizer must be one of adam, sgd, not 'lion'"),
         (Trained, {"init": "zeros"}, "init must be one of xavier, kaiming, not 'zeros'"),
         (Trained, {"active": "none"}, "active must be one of all, seen, not 'none'"),
         (Replaying, {"active": "seen"}, "active: in replay all .* expected all, got seen"),

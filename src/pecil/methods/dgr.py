@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from pecil.methods.networks import Network
-from pecil.methods.trained import NOISE, SAMPLES, Trained, adam
+from pecil.methods.trained import NOISE, SAMPLES, Trained
 from pecil.methods.vae_gc import VAE, is_binary, vae_for
 
 
@@ -88,7 +88,7 @@ class DGR(Trained):
 
     def start_optimizer(self) -> None:
         """Make Adam for both."""
-        self.optimizer = adam(nn.ModuleList([self.network, self.vae]), self.rate)
+        self.optimizer = self.optimizer_of(nn.ModuleList([self.network, self.vae]))
 
     @property
     def n_parameters(self) -> int:

@@ -13,6 +13,7 @@ from pecil.methods.networks import INITS, Network, network_for
 from pecil.methods.recording import Chance, Recorder
 
 SCHEDULES = ("linear", "constant")
+OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 ACTIVE = ("all", "seen")
 PADDING = 4  # pixels around a picture of which crops are taken
 SCORED = 500  # samples scored at a time
@@ -23,7 +24,7 @@ WEIGHTS, BUFFER, PICTURES, NOISE, SAMPLES = range(USES)
 class Trained:
     """A network that learns by cross-entropy and Adam; methods change its loss.
 
-    Unless told otherwise, Adam starts anew with every task, as its schedule always does, and the
+    Unless told otherwise, Adam starts anew with every task, as the schedule always does, and the
     softmax has all classes from the start; a class never seen is never predicted.
 
     Parameters
@@ -39,7 +40,9 @@ class Trained:
     init : {"xavier", "kaiming"}
         The perceptron's initial values, "kaiming" being PyTorch's default; ResNet18 has these.
     lr : float
-        Learning rate of Adam.
+        Learning rate.
+    optimizer : {"adam", "sgd"}
+        What takes the steps; "sgd" is plain gradient descent.
     schedule : {"linear", "constant"}
         Whether the learning rate falls to zero within each task, batch by batch.
     keep_adam : bool
@@ -78,6 +81,7 @@ class Trained:
         width: int = 64,
         init: str = "xavier",
         lr: float = 0.001,
+        optimizer: str = "adam",
         schedule: str = "constant",
         keep_adam: bool = False,
         batch_size: int = 10,
@@ -91,6 +95,7 @@ class Trained:
         device: str = "auto",
     ) -> None:
         for name, given, choice in (
+            ("optimizer", optimizer, OPTIMIZERS),
             ("schedule", schedule, SCHEDULES),
             ("init", init, INITS),
             ("active", active, ACTIVE),
@@ -124,6 +129,7 @@ class Trained:
         self.current = torch.zeros_like(self.seen)  # the classes of the task
         exact = torch.float32 if self.device.type == "cuda" else torch.float64  # as Adam takes it
         self.rate = torch.tensor(lr, dtype=exact, device=self.device)
+        self.rule = optimizer
         self.start_optimizer()
         self.begin_task({})
 
@@ -160,8 +166,15 @@ class Trained:
         self.start_schedule(sum(counts.values()))
 
     def start_optimizer(self) -> None:
-        """Make Adam for the network."""
-        self.optimizer = adam(self.network, self.rate)
+        """Make what changes the network."""
+        self.optimizer = self.optimizer_of(self.network)
+
+    def optimizer_of(self, network: nn.Module) -> torch.optim.Optimizer:
+        """Make an optimizer; its learning rate is whatever ``rate`` says at each step."""
+        recorded = {"capturable": self.rate.is_cuda} if self.rule == "adam" else {}
+        make: Any = OPTIMIZERS[self.rule]
+        made: torch.optim.Optimizer = make(network.parameters(), self.rate, fused=True, **recorded)
+        return made
 
     def start_schedule(self, samples: int) -> None:
         """Start Adam anew, in its place, its learning rate to last for so many samples."""
@@ -277,11 +290,6 @@ class Trained:
         """Return the scores of inputs, the network in evaluation mode."""
         logits: Tensor = self.network(inputs)
         return logits
-
-
-def adam(network: nn.Module, rate: Tensor) -> torch.optim.Adam:
-    """Make Adam for a network; its learning rate is whatever ``rate`` says at each step."""
-    return torch.optim.Adam(network.parameters(), rate, fused=True, capturable=rate.is_cuda)
 
 
 class Replaying(Trained):

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from pecil.methods.learner import Array, resized
 from pecil.methods.networks import draw
-from pecil.methods.trained import NOISE, SAMPLES, WEIGHTS, Trained, adam
+from pecil.methods.trained import NOISE, SAMPLES, WEIGHTS, Trained
 
 UPDATES = ("released", "batch")
 CPU_MOST, GPU_MOST = 2**20, 2**26  # numbers decoded at a time
@@ -140,7 +140,7 @@ class VAEGC(Trained):
 
     def start_optimizer(self) -> None:
         """Make an Adam for each VAE."""
-        self.adams = [adam(vae, self.rate) for vae in self.vaes]
+        self.adams = [self.optimizer_of(vae) for vae in self.vaes]
 
     def start_schedule(self, samples: int) -> None:
         """Let the learning rate last for so many samples; each Adam goes on."""
