@@ -21,6 +21,7 @@ from pecil.pec.networks import (
     backward,
     draw,
     forward,
+    outputs,
 )
 from pecil.pec.students import Lesson, Students
 from reference import conv, mlp
@@ -118,6 +119,21 @@ def test_a_stack_answers_as_its_networks_one_by_one_and_on_shared_input(arch, do
     apart, _ = forward(Stack.over(arch, rows), shared.expand(3, *shared.shape[1:]))
     torch.testing.assert_close(merged, each, rtol=0, atol=1e-9)
     torch.testing.assert_close(apart, each, rtol=0, atol=1e-9)
+
+
+@all_networks
+@pytest.mark.parametrize("threads", [1, 3])
+def test_outputs_are_those_of_a_forward_pass(arch, threads, double, monkeypatch):
+    monkeypatch.setattr(networks, "PIECE", 4)
+    monkeypatch.setattr(networks, "CPU_CACHED", 2 * 3 * arch.temporaries)
+    nets, x = Stack.over(arch, random(3, arch.row)), random(5, *arch.input_shape, seed=1)
+    expected, _ = forward(nets, arch.inputs(x).unsqueeze(0))
+    torch.set_num_threads(threads)
+    try:
+        found = outputs(nets, x)
+    finally:
+        torch.set_num_threads(1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 10])

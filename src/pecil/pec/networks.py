@@ -40,7 +40,7 @@ LARGEST_OUTPUT = 1e8  # of a teacher: squares of squares must stay within float3
 FULL = 32  # floats: two vectors of 512 bits, what a loop over them takes at a time
 HUGE = 2**22  # bytes from which on large pages are worth asking for
 BLOCK = 64  # numbers of a patch, or cells, up to which the kernel for GPUs takes them
-CHANNELS = 1024  # of a map that a CPU makes, rectifies and pools at a time
+CHANNELS, PIECE = 1024, 128  # of a teacher's, of students' map that a CPU makes at a time
 STEP = 64  # inputs by which numbers of those that are not zero are told apart
 ALIGN = 16  # floats: every parameter of a row starts on a 64-byte border
 AHEAD = 2**21  # floats of a temporary where each thread has its own
@@ -152,6 +152,11 @@ class Architecture:
         deep = 9 if self.hidden_layers > 1 else 1
         channels = max(self.width * deep, 9 * self.input_shape[0])
         return max(channels * math.prod(self.input_shape[1:]), self.output_dim)
+
+    @property
+    def kept(self) -> int:
+        """Floats that a network makes of one sample in the end: outputs, or what they are of."""
+        return max(self.output_dim, self.width * self.pool**2)
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """Name the parts of flat rows (C, row): tensors (C, *shape) that share memory."""
@@ -402,6 +407,40 @@ def _multiply(layer: Layer | Stack, x: Tensor, apart: bool) -> Tensor:
     stacked = turned.transpose(1, 2).reshape(classes * out, -1)
     y = torch.addmm(bias.reshape(-1), x[0], stacked.T)
     return y.unflatten(1, (classes, out)).transpose(0, 1).contiguous()
+
+
+def outputs(nets: Stack, x: Tensor) -> Tensor:
+    """Return the outputs (C, n, d) of all networks for samples (n, *input_shape), for no tape.
+
+    On a CPU each thread makes, rectifies and pools the maps of a picture of its own, some
+    channels of all networks at a time, in its cache.
+    """
+    arch, classes = nets.architecture, len(nets.weight)
+    if x.device.type != "cpu" or arch.kind != "conv" or len(nets.hidden) > 1:
+        some = max(1, cached(x.device) // (arch.temporaries * classes))
+        parts = [forward(nets, arch.inputs(part).unsqueeze(0))[0] for part in x.split(some)]
+        return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+    (layer,) = nets.hidden
+    filters = layer.weight.flatten(0, 1)  # (C·w, 9c)
+    scale, shift = layer.scale.reshape(-1), layer.shift.reshape(-1)
+    pooled = x.new_empty(classes * arch.width, len(x), arch.pool**2)
+
+    def work(image: int) -> None:
+        (patches,) = arch.inputs(x[image : image + 1])  # (9c, positions)
+        mean = patches.mean(1, keepdim=True)
+        patches -= mean
+        wide = (filters @ (patches @ patches.T / patches.shape[1])).mul_(filters).sum(1)
+        factor = scale * wide.clamp_(min=0).add_(EPS).rsqrt_()
+        for some, times, plus, out in zip(
+            *(values.split(PIECE) for values in (filters, factor, shift, pooled)), strict=True
+        ):
+            maps = torch.addmm(plus.unsqueeze(1), some * times.unsqueeze(1), patches)
+            maps = _activate(arch.activation, maps).view(1, -1, *arch.input_shape[1:])
+            out[:, image] = F.adaptive_avg_pool2d(maps, arch.pool)[0].flatten(1)
+
+    by_threads(work, len(x))
+    by_image = pooled.view(classes, arch.width, len(x), -1).transpose(1, 2)
+    return torch.baddbmm(nets.bias, by_image.flatten(2), nets.turned)
 
 
 def _convolve(layer: Layer, x: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from pecil.pec.networks import (
     cached,
     draw,
     forward,
+    outputs,
     roomy,
 )
 
@@ -376,17 +377,15 @@ class Students:
 
     def errors(self, x: Tensor, target: Tensor) -> Tensor:
         """Return the error (n, number of classes) of every student on every sample."""
-        arch = self.architecture
-        nets = Stack.over(arch, self.rows)
-        chunk = max(1, cached(x.device) // (arch.temporaries * len(self)))
+        nets = Stack.over(self.architecture, self.rows)
+        chunk = max(1, cached(x.device) // (self.architecture.kept * len(self)))
         out = x.new_empty(len(x), len(self))
         whitener = None if self.moment is None else self.moment.whitener().T
         with torch.no_grad():
             for part, wanted, row in zip(
                 x.split(chunk), target.split(chunk), out.split(chunk), strict=True
             ):
-                y, _ = forward(nets, arch.inputs(part).unsqueeze(0))
-                error = y.sub_(wanted)
+                error = outputs(nets, part).sub_(wanted)
                 if whitener is not None:
                     error = error @ whitener
                 row.copy_(error.square_().mean(2).T)
