@@ -37,6 +37,17 @@ def test_the_page_names_every_table_and_shows_those_with_runs_of_their_own():
     assert "| PEC | MNIST | 92.50 ± 0.50 | 2 | 92.31 ± 0.13 | +0.19 | yes | 9.0 (cpu) |" in page
 
 
+def test_the_cost_is_that_of_what_was_run_and_of_what_can_be_told_from_it():
+    text = pages.cost({"table2": tables.cells("table2", RUNS)})
+    assert "10 seeds of each of their 70 cells: 0.0 hours of one GPU and 0.1 hours" in text
+    joint = {
+        "table1": tables.cells(
+            "table1", tables.by_kind([result(0.9, method="joint", split="joint")])
+        )
+    }
+    assert "and 1.3 hours of a\nCPU, 1 of the cells estimated" in pages.cost(joint)
+
+
 def test_without_results_the_page_is_short():
     page = pages.page({})
     assert "|" not in page

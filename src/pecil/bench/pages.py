@@ -7,10 +7,13 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from pecil.bench.experiment import Result
+from pecil.bench.sweeps import SEEDS
 from pecil.bench.tables import (
     HEADER,
     Cell,
@@ -33,6 +36,7 @@ PLACE = re.compile(
     r"(<!-- (?P=kind) (?P=name): end -->)",
     re.DOTALL,
 )
+COMPARED = {"table1", "table2"}
 BORDER = re.compile(r"<!-- (?:table|method) \w+: (?:begin|end) -->")
 
 
@@ -101,11 +105,38 @@ def filled(text: str, runs: Runs) -> str:
 def page(runs: Runs) -> str:
     """Write all tables as one page; one without runs of its own gets a line."""
     tables = definitions()
-    shown = with_own_runs({name: cells(name, runs) for name in tables})
+    found = {name: cells(name, runs) for name in tables}
+    shown = with_own_runs(found)
     parts = [INTRODUCTION, *(markdown(name, runs, brief=True) for name in shown)]
+    if set(shown) >= COMPARED:
+        parts.insert(1, cost({name: found[name] for name in COMPARED}))
     if waiting := [f"* {name}: {tables[name]['title']}" for name in tables if name not in shown]:
         parts.append("\n".join([NOT_RUN, *waiting, ""]))
     return "\n".join(parts)
+
+
+def cost(tables: Mapping[str, Sequence[Cell]]) -> str:
+    """Say how long ten seeds of every cell of some tables take.
+
+    A cell that was not run is expected to take as long, per pass, as another one of the same method
+    on the same dataset.
+    """
+    asked = [cell for own in tables.values() for cell in own]
+    every = {c.experiment.kind: (c.experiment, c) for c in asked if c.experiment}
+    a_pass: dict[tuple[str, str], tuple[str, float]] = {}
+    for experiment, cell in every.values():
+        if cell.seconds:
+            seconds = float(np.mean(cell.seconds)) / experiment.epochs
+            a_pass[experiment.method, cell.dataset] = cell.devices[0], seconds
+    hours, estimated, unknown = {"cuda": 0.0, "cpu": 0.0}, 0, 0
+    for experiment, cell in every.values():
+        device, seconds = a_pass.get((experiment.method, cell.dataset), ("cuda", 0.0))
+        if cell.seconds:
+            device, seconds = cell.devices[0], float(np.mean(cell.seconds)) / experiment.epochs
+        hours[device] += SEEDS * seconds * experiment.epochs / 3600
+        estimated += not cell.seconds and seconds > 0
+        unknown += seconds == 0
+    return COST.format(seeds=SEEDS, cells=len(every), estimated=estimated, unknown=unknown, **hours)
 
 
 def method_results(name: str, runs: Runs) -> str:
@@ -162,6 +193,13 @@ agrees with the paper's if it is within max(1 point, 2 combined standard errors)
 are those of one run, from loading to testing; of runs that shared a GPU, each one's share.
 Made from `results/*.jsonl` by `pecil docs`; each line there holds the settings, versions,
 device and time of its run. Every method has a page of its own in [methods/](methods/).
+"""
+COST = """## What Tables 1 and 2 take
+
+{seeds} seeds of each of their {cells} cells: {cuda:.1f} hours of one GPU and {cpu:.1f} hours of a
+CPU, {estimated} of the cells estimated from others of the same method and dataset, {unknown}
+not counted since nothing is known of them yet. The paper's authors say that theirs took 466 hours
+of an A100.
 """
 NOT_RUN = """## Not run yet
 
