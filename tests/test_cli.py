@@ -400,6 +400,16 @@ def test_docs_are_made_from_published_results(tmp_path, ok):
     assert ok("docs", tmp_path)["changed"] == "nothing"
 
 
+def test_run_counts_steps_instead_of_passes(tmp_path, ok, pecil):
+    file = tmp_path / "runs.jsonl"
+    common = ("run", "finetuning", "digits", "--split", "5/2", "--set", "hidden=[5]")
+    ok(*common, "--steps", 3, "--set", "batch_size=7", "--random-classes", "--save-results", file)
+    (row,) = [json.loads(line) for line in file.read_text().splitlines()]
+    assert (row["steps"], row["random_classes"], row["epochs"]) == (3, True, 1)
+    code, _, err = pecil(*common, "--setup", "none_such")
+    assert code == 1 and "digits has no settings of a setup 'none_such'" in err
+
+
 def test_run_skips_what_is_finished_unless_told_otherwise(ok, pecil, data):
     def run_again():
         with closing(sqlite3.connect(os.environ["PECIL_STORE"])) as database:

@@ -212,7 +212,16 @@ def run(
     seed: Annotated[list[int] | None, typer.Option(help="May be repeated; by default 0.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 to N - 1.", metavar="N")] = None,
     epochs: Epochs = 1,
+    steps: Annotated[
+        int, typer.Option(min=0, help="Steps a task, each on a whole batch, instead of passes.")
+    ] = 0,
     buffer: Buffer = 0,
+    random_classes: Annotated[
+        bool, typer.Option("--random-classes", help="Order the classes by the seed, too.")
+    ] = False,
+    setup: Annotated[
+        str, typer.Option(metavar="NAME", help="Whose settings, if not the main ones.")
+    ] = "",
     changes: Changes = None,
     per_task: Annotated[
         bool, typer.Option("--per-task", help="Test after every task, too.")
@@ -239,7 +248,8 @@ def run(
         raise typer.BadParameter("give --seed or --seeds, not both")
     if save_results is not None:
         _check_output(save_results)
-    settings = {"epochs": epochs, "buffer": buffer} | _parsed(changes)
+    protocol = {"steps": steps, "random_classes": random_classes, "setup": setup}
+    settings = {"epochs": epochs, "buffer": buffer} | protocol | _parsed(changes)
     asked = [
         planned(method, dataset, split, number, **settings)
         for number in (range(seeds) if seeds else seed or [0])
@@ -394,6 +404,7 @@ def _named(experiment: "Experiment") -> str:
         str(experiment.buffer): experiment.buffer,
         "labels trick": experiment.settings.get("labels_trick"),
         f"{experiment.epochs} passes": experiment.epochs > 1,
+        f"{experiment.steps} steps": experiment.steps,
     }
     more = ", ".join(mark for mark, there in marks.items() if there)
     return f"{experiment.method} ({more})" if more else experiment.method
