@@ -616,7 +616,7 @@ def test_demo_prints_a_table_and_saves_a_plot(tmp_path, ok, pecil):
         ("table --results nothing.jsonl", "nothing.jsonl"),
         ("figure speed", "expected a figure out of epochs, "),
         ("sweep table9", "expected a table out of table1, table2, "),
-        ("sweep other_setup --only mnist/cwr", "none of these can be run yet: mnist/cwr"),
+        ("sweep whitened --only mnist/best", "none of these can be run: mnist/best"),
         ("sweep table1 --only mars/pec", "table table1 has no cell mars/pec: expected DATASET/ROW"),
         ("search whitened_pec digits", "there is no grid for whitened_pec: say which values"),
         ("search pec digits --grid lr=3", "lr: expected a list of values to try, got 3"),

@@ -49,7 +49,7 @@ def experiments(table: str, only: Sequence[str] = (), seeds: int = SEEDS) -> lis
     found = [cell.experiment for cell in there if cell.experiment and _possible(cell.experiment)]
     if not found:
         raise ValueError(
-            f"none of these can be run yet: {_listed(f'{c.dataset}/{c.name}' for c in chosen)}"
+            f"none of these can be run: {_listed(f'{c.dataset}/{c.name}' for c in chosen)}"
         )
     places = list(dict.fromkeys(cell.dataset for cell in asked))
     found.sort(key=lambda experiment: places.index(experiment.dataset))
