@@ -9,6 +9,7 @@ import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -481,7 +482,7 @@ TINY = {  # a table whose data is at hand everywhere
         {"title": "Nearest mean", "method": "nearest_mean"},
         {"title": "SLDA", "name": "strong", "method": "slda", "settings": {"shrinkage": 0.5}},
         {"title": "PEC", "name": "wrong", "method": "pec", "settings": {"lr": -1.0}},
-        {"title": "To come", "method": "later"},
+        {"title": "In an article", "name": "elsewhere", "paper": [[50.0, 1.0]]},
     ],
 }
 
@@ -510,6 +511,25 @@ def test_a_sweep_fills_a_table_and_is_planned_resumed_and_reported(ok, pecil, mo
     assert err.count("Traceback") == 2
     assert ok(*common)["found"] == 4
     assert [len(cell["ours"]) for cell in ok("table", "tiny")["tiny"]] == [2, 2, 0, 0]
+
+
+def test_a_sweep_chooses_the_learning_rates_of_a_figure_and_runs_its_seeds(ok, pecil, monkeypatch):
+    from pecil.bench import figures, search, sweeps
+
+    usual = replace(figures.FIGURES["members"], datasets=("digits",))
+    monkeypatch.setattr(figures, "FIGURES", {"members": usual})
+    monkeypatch.setattr(sweeps, "FIGURES", {"members": usual})
+    places = {"members": {"*": [{"teacher_width": 50}, {"teacher_width": 50, "ensemble": 2}]}}
+    monkeypatch.setattr(figures, "_places", lambda: places)
+    monkeypatch.setattr(search, "_grids", lambda: {"common": {"lr": [0.03, -1.0, 1e-6]}})
+    common = ("sweep", "members", "--seeds", 2, "--workers", 1)
+    assert ok(*common, "--plan")["to_run"] == 6
+    code, out, err = pecil(*common, "--json")
+    report = json.loads(out)
+    assert (code, len(report["done"]), len(report["failed"])) == (1, 8, 2)
+    final = [row for row in ok("results") if not row["validation"]]
+    assert {row["settings"]["lr"] for row in final} == {0.03}
+    assert [row["seed"] for row in final] == [1, 2, 1, 2]
 
 
 def test_a_search_keeps_the_test_part_for_the_winner(ok, pecil):

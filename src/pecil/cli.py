@@ -248,8 +248,8 @@ def run(
         raise typer.BadParameter("give --seed or --seeds, not both")
     if save_results is not None:
         _check_output(save_results)
-    protocol = {"steps": steps, "random_classes": random_classes, "setup": setup}
-    settings = {"epochs": epochs, "buffer": buffer} | protocol | _parsed(changes)
+    settings: dict[str, Any] = {"epochs": epochs, "steps": steps, "buffer": buffer}
+    settings |= {"random_classes": random_classes, "setup": setup} | _parsed(changes)
     asked = [
         planned(method, dataset, split, number, **settings)
         for number in (range(seeds) if seeds else seed or [0])
@@ -308,11 +308,14 @@ def _carried_out(
 
 @app.command()
 def sweep(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="See: pecil list tables.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="See: pecil list tables, pecil list figures.")
+    ],
     only: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="DATASET/ROW,...", help="These cells only; * stands for anything. Repeatable."
+            metavar="DATASET/ROW,...",
+            help="These cells, or curves DATASET/METHOD, only; * stands for anything. Repeatable.",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Seeds 1 to N.")] = 10,
@@ -328,34 +331,47 @@ def sweep(
     store: StorePath = None,
     as_json: Json = False,
 ) -> None:
-    """Run what is missing in a table; stop it and start it again as you like."""
+    """Run what is missing in a table or a figure; stop it and start it again as you like."""
     from pecil import engines
+    from pecil.bench.figures import FIGURES
     from pecil.bench.store import Store
-    from pecil.bench.sweeps import experiments, plan
+    from pecil.bench.sweeps import plan
+    from pecil.engines import Report
 
     patterns = [pattern for text in only or () for pattern in text.split(",")]
-    asked = experiments(table, patterns, seeds)
-    device = plan_for or _device()
-    to_run, parts = plan(asked, _stored(results, store), device)
-    if plan_only:
-        _print_plan({"table": table, "device": str(device)}, parts, workers, as_json)
-        return
+    device, facts = plan_for or _device(), {"figure" if name in FIGURES else "table": name}
     kept, carry_out = Store(store), engines.engine(engine)
-    kept.prepare()
-    start = time.monotonic()
-    with _progress(f"{table}, {len(to_run)} runs") as show:
-        report = carry_out(to_run, kept, workers=workers, progress=show)
-    _print_report(
-        {
-            "table": table,
-            "found": len(asked) - len(to_run),
-            "done": len(report.done),
-            "failed": len(report.failed),
-            "seconds": round(time.monotonic() - start, 1),
-        },
-        report,
-        as_json,
-    )
+    start, found, report = time.monotonic(), 0, Report(())
+    while True:
+        known = list(_stored(results, store))
+        asked = _needed(name, patterns, seeds, known, report)
+        to_run, parts = plan(asked, known, device)
+        if plan_only:
+            _print_plan(facts | {"device": str(device)}, parts, workers, as_json)
+            return
+        kept.prepare()
+        found = found or len(asked) - len(to_run)
+        with _progress(f"{name}, {len(to_run)} runs") as show:
+            new = carry_out(to_run, kept, workers=workers, progress=show)
+        report = Report(report.done + new.done, report.failed + new.failed)
+        if name not in FIGURES or not new.done:
+            break
+    spent = round(time.monotonic() - start, 1)
+    counts = {"found": found, "done": len(report.done), "failed": len(report.failed)}
+    _print_report(facts | counts | {"seconds": spent}, report, as_json)
+
+
+def _needed(
+    name: str, only: Sequence[str], seeds: int, known: Sequence["Result"], report: "Report"
+) -> list["Experiment"]:
+    """Return what fills a table, or what a figure needs next but for what failed."""
+    from pecil.bench.figures import FIGURES
+    from pecil.bench.sweeps import experiments, for_figure
+
+    if name not in FIGURES:
+        return experiments(name, only, seeds)
+    failed = {failure.experiment.key for failure in report.failed}
+    return for_figure(name, only, seeds, known, failed)
 
 
 def _device() -> str:
@@ -405,6 +421,7 @@ def _named(experiment: "Experiment") -> str:
         "labels trick": experiment.settings.get("labels_trick"),
         f"{experiment.epochs} passes": experiment.epochs > 1,
         f"{experiment.steps} steps": experiment.steps,
+        f"held out, lr {experiment.settings.get('lr')}": experiment.validation,
     }
     more = ", ".join(mark for mark, there in marks.items() if there)
     return f"{experiment.method} ({more})" if more else experiment.method

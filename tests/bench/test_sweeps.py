@@ -3,8 +3,9 @@ from dataclasses import replace
 import pytest
 
 from pecil.bench import Result, planned
+from pecil.bench.figures import FIGURES
 from pecil.bench.search import best, candidates, grid_for, winner
-from pecil.bench.sweeps import experiments, plan
+from pecil.bench.sweeps import experiments, for_figure, plan
 from pecil.data import DATASETS
 from pecil.methods import METHODS
 
@@ -98,3 +99,43 @@ def test_a_row_s_own_name_comes_before_its_method_s():
     assert (trick.method, trick.settings["labels_trick"]) == ("finetuning", True)
     joint = experiments("table1", ["mnist/joint"], seeds=1)
     assert [one.epochs for one in joint] == [1, 50]
+
+
+def test_a_figure_first_chooses_learning_rates_on_held_out_samples():
+    asked = for_figure("members", ["mnist/pec"], seeds=3)
+    final, held_out = ([e for e in asked if e.validation is held] for held in (False, True))
+    assert [(e.seed, e.settings["lr"]) for e in final] == [(seed, 0.01) for seed in (1, 2, 3)]
+    assert {e.settings.get("ensemble") for e in held_out} == {2, 4, 8}
+    assert len(held_out) == 3 * 7 and {e.seed for e in held_out} == {1}
+
+    two = [e for e in held_out if e.settings["ensemble"] == 2]
+    results = [result(e, accuracy=0.5 + (e.settings["lr"] == 0.003)) for e in two[:-1]]
+    asked = for_figure("members", ["mnist/pec"], seeds=3, results=results)
+    assert [e for e in asked if e.settings.get("ensemble") == 2] == two[-1:]
+    asked = for_figure("members", ["mnist/pec"], 3, results, failed={two[-1].key})
+    assert [
+        (e.seed, e.settings["lr"], e.validation) for e in asked if e.settings.get("ensemble") == 2
+    ] == [(seed, 0.003, False) for seed in (1, 2, 3)]
+    nothing = for_figure("members", ["mnist/pec"], failed={e.key for e in held_out})
+    assert {e.settings.get("ensemble") for e in nothing} == {None}
+
+
+@pytest.mark.parametrize("name", [name for name in FIGURES if name != "memory"])
+def test_a_figure_shows_what_is_run_for_it(name):
+    held_out = [e for e in for_figure(name, seeds=1) if e.validation]
+    chosen = [result(e, accuracy=0.5) for e in held_out if e.settings["lr"] == 0.001]
+    others = [result(e, accuracy=0.1) for e in held_out if e.settings["lr"] != 0.001]
+    final = for_figure(name, seeds=1, results=chosen + others)
+    assert final and not any(e.validation for e in final)
+    points = FIGURES[name].points(map(result, final))
+    assert len(points) == len(final) > 2
+    for curve in {(p.dataset, p.method, p.split) for p in points}:
+        usual = [p for p in points if (p.dataset, p.method, p.split) == curve and p.usual]
+        assert len(usual) == 1
+
+
+def test_curves_that_a_figure_has_not_are_refused():
+    with pytest.raises(ValueError, match="has no curve mars/pec: .* out of mnist/er, mnist/derpp"):
+        for_figure("epochs", ["mars/pec"])
+    with pytest.raises(ValueError, match="figure memory has no runs of its own"):
+        for_figure("memory")

@@ -1,14 +1,17 @@
 """Figures, as pure functions of the results; drawn by matplotlib, without a display.
 
-Every figure of the paper that shows results is defined here, also those whose methods are still
-to come, and one of our own: accuracy against memory.
+Every figure of the paper that shows results is defined here, and one of our own: accuracy against
+memory. ``figures.toml`` says which runs they need.
 """
 
 import functools
 import os
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +57,8 @@ class Point:
     seeds: int
     split: str
     """Tasks / classes per task."""
+    usual: bool = False
+    """Is it the setting of the tables?"""
 
 
 @dataclass(frozen=True)
@@ -103,14 +108,23 @@ class Figure:
             key=lambda p: (orders[0].index(p.dataset), orders[1].index(p.method), p.split, p.x),
         )
 
+    def usual(self, method: str, dataset: str) -> list[Experiment]:
+        """Return the experiments of the tables from which those of the figure differ."""
+        return _usual(method, dataset)[: 1 + self.several]
+
+    def places(self, method: str, dataset: str) -> list[dict[str, Any]]:
+        """Return in what its runs of a curve differ from the usual ones, place by place."""
+        for curve, changes in _places().get(self.name, {}).items():
+            if fnmatchcase(f"{dataset}/{method}", curve):
+                return list(changes)
+        return []
+
     def _shows(self, experiment: Experiment) -> bool:
         method, dataset = experiment.method, experiment.dataset
         if method not in self.methods or dataset not in self.datasets:
             return False
-        return any(
-            self._rest(experiment) == self._rest(usual)
-            for usual in _usual(method, dataset)[: 1 + self.several]
-        )
+        usual = self.usual(method, dataset)
+        return any(self._rest(experiment) == self._rest(one) for one in usual)
 
     def _values(self, experiment: Experiment, names: Sequence[str]) -> str:
         known = {"epochs": experiment.epochs, **experiment.settings}
@@ -135,6 +149,7 @@ class Figure:
             error=standard_error(accuracies),
             seeds=len(runs),
             split=experiment.split,
+            usual=replace(experiment, seed=0) in self.usual(experiment.method, experiment.dataset),
         )
 
     def draw(self, points: Sequence[Point], path: str | os.PathLike[str]) -> None:
@@ -183,6 +198,13 @@ class Figure:
                 capsize=3,
                 **look,
             )
+            places, low, high = zip(
+                *((p.x, p.accuracy - p.error, p.accuracy + p.error) for p in own), strict=True
+            )
+            axes.fill_between(places, low, high, color=look["color"], alpha=0.15, linewidth=0)
+            for point in own if len(own) > 1 else ():
+                if point.usual:
+                    axes.axvline(point.x, color=look["color"], linestyle=":", linewidth=1)
         return handles
 
 
@@ -200,13 +222,19 @@ def _usual(method: str, dataset: str) -> list[Experiment]:
     return [planned(method, dataset, split) for split in splits]
 
 
+@functools.cache
+def _places() -> dict[str, dict[str, list[dict[str, Any]]]]:
+    file = resources.files("pecil.bench") / "figures.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
 def _setting(name: str, usual: int = 1) -> Callable[[Result], float]:
     return lambda result: float(result.experiment.settings.get(name, usual))
 
 
-def _of_pec(setting: str, title: str, *, log: bool = True) -> Figure:
+def _of_pec(setting: str, title: str, *, name: str = "", log: bool = True) -> Figure:
     return Figure(
-        setting,
+        name or setting,
         title,
         setting.replace("_", " "),
         _setting(setting),
@@ -246,7 +274,7 @@ FIGURES: Mapping[str, Figure] = {
             ("lr",),
             tuned=(),
         ),
-        _of_pec("ensemble", "Student-teacher pairs of PEC (Figure 5)", log=False),
+        _of_pec("ensemble", "Student-teacher pairs of PEC (Figure 5)", name="members", log=False),
         Figure(
             "memory",
             "Accuracy against memory",

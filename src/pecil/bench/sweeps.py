@@ -1,12 +1,16 @@
-"""Sweeps: the experiments that fill a table, and how long they will take."""
+"""Sweeps: the experiments that fill a table or make a figure, and how long they will take."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import product
+from typing import Any
 
 import numpy as np
 
-from pecil.bench.experiment import Experiment, Result
+from pecil.bench.experiment import Experiment, Result, planned
+from pecil.bench.figures import FIGURES, Figure
+from pecil.bench.search import grid_for
 from pecil.bench.tables import Cell, cells
 from pecil.data import DATASETS
 from pecil.methods import METHODS
@@ -55,6 +59,89 @@ def experiments(table: str, only: Sequence[str] = (), seeds: int = SEEDS) -> lis
     found.sort(key=lambda experiment: places.index(experiment.dataset))
     every = [replace(experiment, seed=seed) for experiment in found for seed in range(1, seeds + 1)]
     return list({experiment.key: experiment for experiment in every}.values())
+
+
+def for_figure(
+    name: str,
+    only: Sequence[str] = (),
+    seeds: int = SEEDS,
+    results: Iterable[Result] = (),
+    failed: Collection[str] = (),
+) -> list[Experiment]:
+    """Return what a figure needs next.
+
+    At a place where settings differ from the usual ones the learning rate is chosen first, as the
+    paper does it: one seed, held-out samples, every rate of the grid. Ask again with these results.
+
+    Parameters
+    ----------
+    name : str
+        See `pecil.bench.figures.FIGURES`.
+    only : sequence of str
+        Curves as DATASET/METHOD; ``*`` stands for anything.
+    seeds : int
+        The seeds are 1 to this number.
+    results : iterable of Result
+        What was run already.
+    failed : collection of str
+        Keys of experiments to do without.
+
+    Examples
+    --------
+    >>> tried = for_figure("members", ["mnist/pec"], seeds=2)
+    >>> [e.settings["lr"] for e in tried if e.validation][:3], sum(not e.validation for e in tried)
+    ([3e-05, 0.0001, 0.0003], 2)
+    """
+    figure = FIGURES[name]
+    curves = list(product(figure.datasets, figure.methods))
+    chosen = [
+        (dataset, method)
+        for dataset, method in curves
+        if figure.places(method, dataset)
+        and (not only or any(fnmatchcase(f"{dataset}/{method}", pattern) for pattern in only))
+    ]
+    if not chosen:
+        known = _listed(f"{d}/{m}" for d, m in curves if figure.places(m, d))
+        raise ValueError(
+            f"figure {name} has no curve {_listed(only)}: expected DATASET/METHOD out of {known}"
+            if known
+            else f"figure {name} has no runs of its own: it shows those of tables"
+        )
+    there = {result.experiment.key: result for result in results}
+    asked = [
+        experiment
+        for dataset, method in chosen
+        for usual in figure.usual(method, dataset)
+        for changes in figure.places(method, dataset)
+        for experiment in _next(figure, usual, changes, seeds, there, failed)
+    ]
+    return list({experiment.key: experiment for experiment in asked}.values())
+
+
+def _next(
+    figure: Figure,
+    usual: Experiment,
+    changes: Mapping[str, Any],
+    seeds: int,
+    there: Mapping[str, Result],
+    failed: Collection[str],
+) -> list[Experiment]:
+    """Return the runs that choose a learning rate or, once they are there, all seeds with it."""
+
+    def made(**more: Any) -> Experiment:
+        return planned(usual.method, usual.dataset, usual.split, **{**changes, **more})
+
+    if "lr" not in figure.tuned or not changes:
+        return [made(seed=seed) for seed in range(1, seeds + 1)]
+    rates = grid_for(usual.method)["lr"]
+    tried = [made(seed=1, lr=rate, validation=True) for rate in rates]
+    tried = [experiment for experiment in tried if experiment.key not in failed]
+    if waiting := [experiment for experiment in tried if experiment.key not in there]:
+        return waiting
+    if not tried:
+        return []
+    best = max(tried, key=lambda experiment: there[experiment.key].accuracy)
+    return [made(seed=seed, lr=best.settings["lr"]) for seed in range(1, seeds + 1)]
 
 
 def _matching(asked: Sequence[Cell], pattern: str) -> list[Cell]:
