@@ -1,7 +1,7 @@
 """Forward and backward passes, teachers and initial values against PyTorch's own layers."""
 
 import math
-from threading import Event, Thread
+from threading import Event, Semaphore, Thread
 
 import numpy as np
 import pytest
@@ -397,15 +397,18 @@ def test_a_teacher_that_fails_ahead_fails_where_its_answer_is_needed(monkeypatch
 
 def test_what_was_interrupted_is_answered_no_more(monkeypatch, threads):
     monkeypatch.setattr(networks, "AHEAD", 40)
-    may_go_on = Event()
+    begun, may_go_on = Semaphore(0), Event()
 
     class Slow(Teacher):
         def __call__(self, x):
+            begun.release()
             may_go_on.wait()
             return super().__call__(x)
 
     answers = Answers(Slow(Architecture("mlp", (9,), 40, 7), "kaiming", 0, CPU), random(30, 9))
     with pytest.raises(KeyboardInterrupt), asked([answers]):
+        for _ in range(3):  # threads
+            assert begun.acquire(timeout=60)
         raise KeyboardInterrupt
     may_go_on.set()
     assert sum(future.cancelled() for future in answers.asked) == 30 - 3
