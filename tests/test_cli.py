@@ -854,6 +854,17 @@ def test_features_are_a_dataset_to_learn_from(tmp_path, pictures, network, ok):
     assert ok("run", "nearest_mean", output, "--split", "2/1")[0]["accuracy"] == 1
 
 
+def test_pictures_of_any_size_have_features(tmp_path, pictures, network, ok, pecil):
+    Image.new("RGB", (31, 17), "red").save(pictures / "train" / "red" / "large.png")
+    Image.new("L", (5, 9)).save(pictures / "train" / "green" / "grey.png")
+    output = tmp_path / "features.npz"
+    made = ok("features", pictures, "--network", network, "--size", 8, "-o", output)
+    assert (made["samples"], len(load_data(output).train_x)) == (34, 18)
+    code, _, err = pecil("features", pictures, "--network", network, "-o", tmp_path / "no.npz")
+    assert code == 1 and "size must be given for images of different sizes" in err
+    assert not (tmp_path / "no.npz").exists()
+
+
 def test_features_of_pictures_without_labels(tmp_path, pictures, network, ok):
     output, plain = tmp_path / "features.npz", pictures / "test" / "red"
     options = ["--set", "mean=[0.5, 0.4, 0.3]", "--set", "std=0.2", "--cache", tmp_path / "kept"]

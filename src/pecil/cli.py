@@ -720,7 +720,7 @@ def features(
     given, own = _parsed(changes), {"network", "size", "device", "cache"}
     check_settings("Features", given, sorted(set(extractor.get_params()) - own))
     extractor.set_params(cache=cache or data_folder() / "features", **given).fit()
-    samples = _load(data, label, labelled=False)
+    samples = _load(data, label, labelled=False, on_disk=True)
     parts = {"train": (samples.train_x, samples.train_y)}
     if samples.test_x is not None:
         parts["test"] = (samples.test_x, samples.test_y)
@@ -1089,10 +1089,10 @@ def _model(path: Path, device: str) -> "Classifier":
     return cast("Classifier", pecil.load(path, device=device))
 
 
-def _load(data: str, label: str | None, labelled: bool = True) -> "Dataset":
+def _load(data: str, label: str | None, labelled: bool = True, on_disk: bool = False) -> "Dataset":
     from pecil.data import load
 
-    return load(data, label=label, labelled=labelled)
+    return load(data, label=label, labelled=labelled, on_disk=on_disk)
 
 
 def _expected(model: "PEC", labels: "Array") -> Any:

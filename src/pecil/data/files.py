@@ -22,7 +22,9 @@ _T = TypeVar("_T")
 _IMAGES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 
-def read(path: Path, label: str | None = None, labelled: bool = True) -> Arrays:
+def read(
+    path: Path, label: str | None = None, labelled: bool = True, on_disk: bool = False
+) -> Arrays:
     """Read a folder of images, an .npz archive, or a CSV or Parquet table.
 
     Parameters
@@ -33,6 +35,8 @@ def read(path: Path, label: str | None = None, labelled: bool = True) -> Arrays:
         The column of labels in a table.
     labelled : bool, default True
         Whether there must be labels.
+    on_disk : bool, default False
+        Whether the images of a folder stay there, as `pecil.data.ImageFiles`.
 
     Returns
     -------
@@ -46,7 +50,7 @@ def read(path: Path, label: str | None = None, labelled: bool = True) -> Arrays:
     if label is not None:
         raise ValueError(f"label={label!r} is for CSV and Parquet files, not for {path}")
     if kind == "folder":
-        return read_folder(path, labelled)
+        return read_folder(path, labelled, on_disk)
     if kind == ".npz":
         return read_npz(path, labelled)
     raise ValueError(f"cannot tell what {path} holds by its name: expected {KINDS}")
@@ -127,27 +131,33 @@ def _check_samples(x: NDArray[Any], y: NDArray[Any] | None, x_name: str, y_name:
         raise ValueError(f"{y_name}: sample {np.flatnonzero(missing)[0]} has no label")
 
 
-def read_folder(path: Path, labelled: bool = True) -> Arrays:
+def read_folder(path: Path, labelled: bool = True, on_disk: bool = False) -> Arrays:
     """Read one sub-folder of images per class, perhaps within train/ and test/.
 
     Unless `labelled`, images without sub-folders are welcome and have no labels.
 
     Labels are the names of the sub-folders, as text. Samples are uint8 and come by
     class and file name: (n, h, w) if every image is grey, else (n, h, w, 3), without
-    transparency.
+    transparency. If they stay on disk, they are in colour and may differ in size.
     """
+    from pecil.data.images import ImageFiles
+
     folders = _folders(path)
     parts = {"train": path}
     if "train" in folders and set(folders) <= {"train", "test"}:
         parts = {part: path / part for part in ("train", "test") if part in folders}
     found = {part: _images(folder, labelled) for part, folder in parts.items()}
-    mode, size = _common_form([file for images in found.values() for file, _ in images])
+    every = [file for images in found.values() for file, _ in images]
+    form = None if on_disk else _common_form(every)
     arrays: Arrays = {}
     for part, images in found.items():
         labels = [label for _, label in images]
-        arrays[f"{part}_x"] = _decoded([file for file, _ in images], mode, size)
+        names = tuple(file.relative_to(path).as_posix() for file, _ in images)
+        arrays[f"{part}_x"] = (
+            _decoded([file for file, _ in images], *form) if form else ImageFiles(path, names)
+        )
         arrays[f"{part}_y"] = None if None in labels else np.array(labels)
-        arrays[f"{part}_files"] = tuple(file.relative_to(path).as_posix() for file, _ in images)
+        arrays[f"{part}_files"] = names
     return arrays
 
 

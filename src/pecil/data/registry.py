@@ -274,6 +274,7 @@ def load(
     download: bool = True,
     label: str | None = None,
     labelled: bool = True,
+    on_disk: bool = False,
 ) -> Dataset:
     r"""Load a dataset by its name, or the user's own data by its path.
 
@@ -311,6 +312,9 @@ def load(
         for CORe50's images.
     labelled : bool, default True
         Whether the data at a path must have labels.
+    on_disk : bool, default False
+        Whether the images of a folder stay on disk until they are asked for
+        (`pecil.data.ImageFiles`); they may then differ in size.
 
     Returns
     -------
@@ -355,7 +359,7 @@ def load(
     name = path.name if path.is_dir() else path.stem
     if core50.is_core50(path):
         return Dataset(name, **core50.read(path, label))
-    return Dataset(name, **files.read(path, label, labelled))
+    return Dataset(name, **files.read(path, label, labelled, on_disk))
 
 
 def data_folder(root: str | os.PathLike[str] | None = None) -> Path:
