@@ -164,7 +164,9 @@ class Figure:
         datasets = list(dict.fromkeys(p.dataset for p in points if not shown or p.dataset in shown))
         columns = min(COLUMNS, len(datasets))
         rows = -(-len(datasets) // columns)
-        figure = blank(4 * columns, 3.4 * rows + 0.6)
+        names = {(p.method, p.split) for p in points if p.dataset in datasets}
+        beside = min(len(names), (2 if self.several else 3) * columns)  # entries of the legend
+        figure = blank(4 * columns, 3.4 * rows + 0.3 + 0.3 * -(-len(names) // beside))
         panels = list(figure.subplots(rows, columns, squeeze=False).flat)
         handles: dict[str, Any] = {}
         for axes, dataset in zip(panels, datasets, strict=False):
@@ -177,7 +179,12 @@ class Figure:
         for axes in panels[len(datasets) :]:
             axes.set_visible(False)
         figure.legend(
-            handles.values(), handles, loc="outside upper center", ncols=len(handles), frameon=False
+            handles.values(),
+            handles,
+            loc="outside upper center",
+            ncols=beside,
+            handlelength=3,
+            frameon=False,
         )
         save(figure, path)
 
@@ -194,6 +201,7 @@ class Figure:
                 [p.accuracy for p in own],
                 yerr=[p.error for p in own],
                 linewidth=2,
+                elinewidth=1,
                 markersize=6,
                 capsize=3,
                 **look,
