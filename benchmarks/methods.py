@@ -167,11 +167,11 @@ def main() -> None:
     for name in () if options.table else options.names:
         rows.append(compare(name, 20 if options.smoke else STEPS[options.device], options.device))
         print(json.dumps(rows[-1]), flush=True)
+        if not options.smoke:
+            keep(RESULTS, rows[-1:])
     if options.smoke:
         print(page(rows))
         return
-    if rows:
-        keep(RESULTS, rows)
     PAGE.write_text(page(kept(RESULTS)), encoding="utf-8")
 
 
