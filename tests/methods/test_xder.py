@@ -8,6 +8,7 @@ from pecil.checks import check_learner
 from pecil.methods.xder import (
     XDER,
     contrastive,
+    counting,
     recoloured,
     tamed,
     untracked,
@@ -252,3 +253,32 @@ def test_pictures_of_bytes_are_learned_and_views_leave_batch_norm_alone():
     assert torch.equal(norm.running_mean, before)
     learner.network(torch.ones(4, 3, 8, 8))
     assert not torch.equal(norm.running_mean, before)
+
+
+def test_replayed_samples_count_twice_in_the_averages_of_batch_norm():
+    x = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    once, again = (XDER(6, (8, 8, 3), width=2, device="cpu").network for _ in range(2))
+    with counting(once, 2):
+        once(x)
+    again(x)
+    again(x)
+    for name, value in once.named_buffers():
+        if value.is_floating_point():
+            torch.testing.assert_close(value, again.get_buffer(name))
+    assert once.body[1].momentum == 0.1
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_steps_differ_in_the_averages_of_batch_norm_alone(passes):
+    x = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
+    learners = []
+    for number in (passes, 3):
+        learner = XDER(6, (8, 8, 3), width=2, buffer=6, batch_size=4, passes=number, device="cpu")
+        for first in (0, 2):
+            learner.begin_task({first: 6, first + 1: 6})
+            learner.learn(x, np.arange(12) % 2 + first)
+            learner.end_task()
+        learners.append(learner)
+    one, other = (learner.network for learner in learners)
+    assert all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
+    assert not torch.equal(one.body[1].running_mean, other.body[1].running_mean)

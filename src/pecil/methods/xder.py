@@ -49,10 +49,10 @@ class XDER(Revisiting):
     that is learned of a class comes from the bounds, and from replay later.
 
     As in the code with which the paper's results were obtained: a memory that is replayed is
-    rewritten with probability 1 / (times that it was drawn in the task). There, samples of the
-    buffer go through the network twice, which counts in the moving averages of batch norm
-    alone, and their views are made of inputs that were augmented and normalised before; here
-    they go once, and views are made of the samples as they are.
+    rewritten with probability 1 / (times that it was drawn in the task), and samples of the
+    buffer go through the network twice, once for each of two terms, which counts in the moving
+    averages of batch norm alone. There, their views are made of inputs that were augmented and
+    normalised before; here of the samples as they are.
 
     Parameters
     ----------
@@ -68,6 +68,8 @@ class XDER(Revisiting):
         γ: how far below the logit of the class rewritten ones have to stay.
     temperature : float
         Of the contrastive loss.
+    passes : int
+        How often replayed samples count in the moving averages of batch norm.
 
     Examples
     --------
@@ -101,11 +103,12 @@ class XDER(Revisiting):
         m: float = 0.3,
         gamma: float = 0.85,
         temperature: float = 5.0,
+        passes: int = 2,
         **given: Any,
     ) -> None:
         super().__init__(n_classes, input_shape, buffer=buffer, **given)
         self.weights = {"present": 1, "logits": alpha, "past": beta, "future": lam, "bounds": eta}
-        self.m, self.gamma, self.temperature = m, gamma, temperature
+        self.m, self.gamma, self.temperature, self.passes = m, gamma, temperature, passes
 
     def begin_task(self, counts: Mapping[int, int]) -> None:
         """Start anew; the classes of the task become the present head."""
@@ -141,7 +144,8 @@ class XDER(Revisiting):
         if len(self.buffer):
             places = self.buffer.pick(self.batch_size)
             drawn = {name: values[places] for name, values in self.buffer.fields.items()}
-            replayed = self.network(self.replayed(drawn["x"]))
+            with counting(self.network, self.passes):
+                replayed = self.network(self.replayed(drawn["x"]))
             terms["logits"] = F.mse_loss(replayed, drawn["z"])
             terms["past"] = among(self.past, replayed, drawn["y"])
             self.rewrite(places, replayed.detach())
@@ -352,11 +356,28 @@ def recoloured(x: Tensor, chance: Tensor) -> Tensor:
 @contextmanager
 def untracked(network: nn.Module) -> Iterator[None]:
     """Let batch norm use the statistics of its batches without remembering them."""
-    norms = [layer for layer in network.modules() if isinstance(layer, nn.BatchNorm2d)]
-    for layer in norms:
+    for layer in norms(network):
         layer.track_running_stats = False
     try:
         yield
     finally:
-        for layer in norms:
+        for layer in norms(network):
             layer.track_running_stats = True
+
+
+@contextmanager
+def counting(network: nn.Module, passes: int) -> Iterator[None]:
+    """Let batch norm remember a batch as if it passed so many times."""
+    before = [layer.momentum or 0.0 for layer in norms(network)]
+    for layer, momentum in zip(norms(network), before, strict=True):
+        layer.momentum = 1 - (1 - momentum) ** passes
+    try:
+        yield
+    finally:
+        for layer, momentum in zip(norms(network), before, strict=True):
+            layer.momentum = momentum
+
+
+def norms(network: nn.Module) -> list[nn.BatchNorm2d]:
+    """Return the layers of batch norm."""
+    return [layer for layer in network.modules() if isinstance(layer, nn.BatchNorm2d)]
