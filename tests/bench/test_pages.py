@@ -86,6 +86,18 @@ after
 """
 
 
+def test_a_figure_has_its_points_and_the_commands_that_give_them():
+    more = [result(0.80 + seed / 100, seed=seed, teacher_width=50) for seed in (1, 3)]
+    runs = tables.by_kind([*(run for own in RUNS.values() for run in own), *more])
+    text = pages.figure_points("teacher_width", runs)
+    assert "| PEC | MNIST | 10/1 | 50 | 82.00 ± 1.00 | 2 |  |" in text
+    assert "| PEC | MNIST | 10/1 | 5,000 | 92.50 ± 0.50 | 2 | tables |" in text
+    assert "    pecil sweep teacher_width --only mnist/pec\n    pecil figure teacher_width" in text
+    assert pages.figure_points("teacher_width", RUNS) == "Not run yet."
+    with pytest.raises(ValueError, match="expected a figure out of epochs"):
+        pages.figure_points("table1", RUNS)
+
+
 def test_places_are_filled_and_the_rest_of_a_page_is_left_alone():
     new = pages.filled(PAGE, RUNS)
     assert new == PAGE.replace("old", tables.grid("metric", tables.cells("metric", RUNS))).replace(

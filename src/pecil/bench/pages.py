@@ -2,17 +2,19 @@
 
 ``docs/tables.md`` is made whole. Other pages have places for what is made: a table between
 ``<!-- table NAME: begin -->`` and ``<!-- table NAME: end -->``, all results of a method between
-``<!-- method NAME: begin -->`` and ``<!-- method NAME: end -->``.
+``<!-- method NAME: begin -->`` and ``<!-- method NAME: end -->``, the points of a figure between
+``<!-- figure NAME: begin -->`` and ``<!-- figure NAME: end -->``.
 """
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from pecil.bench.experiment import Result
+from pecil.bench.figures import FIGURES, Point
 from pecil.bench.sweeps import SEEDS
 from pecil.bench.tables import (
     HEADER,
@@ -21,6 +23,7 @@ from pecil.bench.tables import (
     as_markdown,
     by_kind,
     cells,
+    dataset_title,
     definitions,
     grid,
     markdown,
@@ -31,13 +34,13 @@ from pecil.files import written_whole
 from pecil.methods import METHODS
 
 PLACE = re.compile(
-    r"(<!-- (?P<kind>table|method) (?P<name>\w+): begin -->\n)"
+    r"(<!-- (?P<kind>table|method|figure) (?P<name>\w+): begin -->\n)"
     r"(?P<old>.*?)"
     r"(<!-- (?P=kind) (?P=name): end -->)",
     re.DOTALL,
 )
 COMPARED = {"table1", "table2"}
-BORDER = re.compile(r"<!-- (?:table|method) \w+: (?:begin|end) -->")
+BORDER = re.compile(r"<!-- (?:table|method|figure) \w+: (?:begin|end) -->")
 
 
 def update(folder: str | os.PathLike[str], results: Iterable[Result]) -> list[Path]:
@@ -82,15 +85,14 @@ def filled(text: str, runs: Runs) -> str:
     Not run yet.
     <!-- method er: end -->
     """
+    made: dict[str, Callable[[str, Runs], str]] = {
+        "table": lambda name, runs: grid(name, cells(name, runs)),
+        "method": method_results,
+        "figure": figure_points,
+    }
 
     def new(place: re.Match[str]) -> str:
-        name = place["name"]
-        made = (
-            grid(name, cells(name, runs))
-            if place["kind"] == "table"
-            else method_results(name, runs)
-        )
-        return f"{place[1]}{made}\n{place[5]}"
+        return f"{place[1]}{made[place['kind']](place['name'], runs)}\n{place[5]}"
 
     text, places = PLACE.subn(new, text)
     borders = BORDER.findall(text)
@@ -157,6 +159,39 @@ def method_results(name: str, runs: Runs) -> str:
             *(f"\n{note}." for note in notes(found)),
             "\nMade by\n",
             *commands,
+        ]
+    )
+
+
+def figure_points(name: str, runs: Runs) -> str:
+    """Write what a figure shows, curve by curve, and what gives it again."""
+    if name not in FIGURES:
+        raise ValueError(f"expected a figure out of {', '.join(FIGURES)}, got {name!r}")
+    figure = FIGURES[name]
+    points = figure.points(run for own in runs.values() for run in own)
+    curves: dict[tuple[str, str, str], list[Point]] = {}
+    for point in points:
+        curves.setdefault((point.dataset, point.method, point.split), []).append(point)
+    shown = {curve: own for curve, own in curves.items() if len(own) > 1}
+    if not shown:
+        return "Not run yet."
+    lines = [
+        (
+            *(METHODS[method].title, dataset_title(dataset), split, f"{point.x:,g}"),
+            *(f"{point.accuracy:.2f} ± {point.error:.2f}", str(point.seeds)),
+            "tables" if point.usual else "",
+        )
+        for (dataset, method, split), own in shown.items()
+        for point in own
+    ]
+    header = ("method", "dataset", "split", figure.x_label, "accuracy", "seeds", "setting of")
+    only = ",".join(dict.fromkeys(f"{dataset}/{method}" for dataset, method, _ in shown))
+    return "\n".join(
+        [
+            as_markdown(header, lines),
+            "\nMade by\n",
+            f"    pecil sweep {name} --only {only}",
+            f"    pecil figure {name}",
         ]
     )
 
