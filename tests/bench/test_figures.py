@@ -53,6 +53,7 @@ def test_the_learning_rate_with_the_most_seeds_stands_for_a_point():
         result("pec", "mnist", 0.90, 1, epochs=5),
         *(result("pec", "mnist", 0.93, 1, seed, epochs=5, lr=0.003) for seed in range(2)),
         result("pec", "mnist", 0.92, 1),
+        *(result("pec", "mnist", 0.80, 1, seed, lr=0.1) for seed in range(2)),  # not the usual one
         result("pec", "mnist", 0.10, 1, epochs=5, student_width=7),
         result("pec", "cifar100", 0.10, 1),
     ]
@@ -62,7 +63,7 @@ def test_the_learning_rate_with_the_most_seeds_stands_for_a_point():
         (5, pytest.approx(93), 2),
     ]
     points = figures.FIGURES["learning_rate"].points(results)
-    assert [(p.x, p.seeds) for p in points] == [(0.01, 1)]
+    assert [(p.x, p.seeds) for p in points] == [(0.01, 1), (0.1, 2)]
 
 
 def test_several_classes_a_task_are_a_dashed_curve(tmp_path, monkeypatch):

@@ -75,7 +75,8 @@ class Figure:
     methods: tuple[str, ...] = ("er", "derpp", "vae_gc", "pec")
     datasets: tuple[str, ...] = ("mnist", "cifar10")
     tuned: tuple[str, ...] = ("lr",)
-    """Settings chosen anew at every point; the choice with the most seeds is shown."""
+    """Settings chosen anew at every point: of several choices the usual one is shown, else that
+    with the most seeds."""
     several: bool = True
     """Does it show several classes a task, too?"""
     log: bool = True
@@ -101,7 +102,7 @@ class Figure:
                 same = (experiment.dataset, experiment.method, experiment.split)
                 choices = found.setdefault((*same, self._values(experiment, self.varied)), {})
                 choices.setdefault(self._values(experiment, self.tuned), []).append(result)
-        points = [self._point(max(choices.values(), key=len)) for choices in found.values()]
+        points = [self._point(max(choices.values(), key=self._rank)) for choices in found.values()]
         orders = list(self.datasets), list(self.methods)
         return sorted(
             points,
@@ -136,6 +137,13 @@ class Figure:
         settings = {name: v for name, v in experiment.settings.items() if name not in free}
         epochs = 1 if "epochs" in free else experiment.epochs
         return replace(experiment, seed=0, settings=settings, epochs=epochs)
+
+    def _rank(self, runs: Sequence[Result]) -> tuple[bool, int]:
+        return self._is_usual(runs[0].experiment), len(runs)
+
+    def _is_usual(self, experiment: Experiment) -> bool:
+        usual = self.usual(experiment.method, experiment.dataset)
+        return replace(experiment, seed=0) in usual
 
     def _point(self, runs: Sequence[Result]) -> Point:
         accuracies = [100 * run.accuracy for run in runs]
