@@ -174,7 +174,7 @@ class Figure:
         rows = -(-len(datasets) // columns)
         names = {(p.method, p.split) for p in points if p.dataset in datasets}
         beside = min(len(names), (2 if self.several else 3) * columns)  # entries of the legend
-        figure = blank(4 * columns, 3.4 * rows + 0.3 + 0.3 * -(-len(names) // beside))
+        figure = blank(max(6, 4 * columns), 3.4 * rows + 0.3 + 0.3 * -(-len(names) // beside))
         panels = list(figure.subplots(rows, columns, squeeze=False).flat)
         handles: dict[str, Any] = {}
         for axes, dataset in zip(panels, datasets, strict=False):
