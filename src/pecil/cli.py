@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pecil.bench import Experiment, Result
     from pecil.bench.store import Store
     from pecil.bench.sweeps import Part
-    from pecil.data import Dataset, Features
+    from pecil.data import Dataset
     from pecil.engines import Report
     from pecil.methods.learner import Array
 
@@ -726,7 +726,7 @@ def features(
         parts["test"] = (samples.test_x, samples.test_y)
     arrays: dict[str, Any] = {"note": f"features of {samples.name} by {network}"}
     for part, (x, y) in parts.items():
-        arrays[f"{part}_x"] = _features(extractor, x)
+        arrays[f"{part}_x"] = extractor.transform(x)
         if y is not None:
             arrays[f"{part}_y"] = y
     with written_whole(output) as temporary:
@@ -737,18 +737,6 @@ def features(
         "n_features": arrays["train_x"].shape[1],
     }
     (_print_json if as_json else _print_facts)(facts)
-
-
-def _features(extractor: "Features", x: "Array") -> "Array":
-    """Compute features block by block, with a bar."""
-    import numpy as np
-
-    blocks: list[Array] = []
-    with _progress(f"features of {len(x):,} images") as show:
-        for block in extractor.blocks(x):
-            blocks.append(block)
-            show(min(len(x), len(blocks) * extractor.block_size), len(x))
-    return np.concatenate(blocks)
 
 
 @app.command()

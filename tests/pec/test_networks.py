@@ -382,6 +382,8 @@ def test_answers_made_ahead_are_the_teachers(monkeypatch, threads):
         torch.testing.assert_close(answers[0][torch.tensor([3, 1])], teacher(short)[[3, 1]])
         torch.testing.assert_close(answers[1][torch.arange(47)], teacher(long))
     assert [len(one.asked) for one in answers] == [3, 5]
+    with pytest.raises(IndexError):  # nobody asked
+        Answers(teacher, short)[torch.tensor([0])]
 
 
 def test_a_teacher_that_fails_ahead_fails_where_its_answer_is_needed(monkeypatch, threads):

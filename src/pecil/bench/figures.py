@@ -157,7 +157,7 @@ class Figure:
             error=standard_error(accuracies),
             seeds=len(runs),
             split=experiment.split,
-            usual=replace(experiment, seed=0) in self.usual(experiment.method, experiment.dataset),
+            usual=self._is_usual(experiment),
         )
 
     def draw(self, points: Sequence[Point], path: str | os.PathLike[str]) -> None:

@@ -113,9 +113,14 @@ class Recorder:
     def forget(self) -> None:
         """Forget all steps: from now on they do something else."""
         self.rehearsed.clear()
-        if self.recorded:
-            self.recorded.clear()
-            torch.cuda.empty_cache()  # else their memory is kept, and none is freed in a recording
+        self._drop(len(self.recorded))
+
+    def _drop(self, n: int) -> None:
+        """Drop the n oldest recordings, and give their memory back: no recording could take it."""
+        for key in list(self.recorded)[:n]:
+            del self.recorded[key]
+        if n:
+            torch.cuda.empty_cache()
 
     def __call__(self, key: Hashable, step: Callable[..., None], *inputs: Tensor) -> None:
         """Run ``step(*inputs)``.
@@ -133,8 +138,7 @@ class Recorder:
             self.rehearsed.add(key)
             return
         if key not in self.recorded:
-            if len(self.recorded) == KEPT:
-                del self.recorded[next(iter(self.recorded))]
+            self._drop(len(self.recorded) // KEPT)  # one if they are as many as may be
             self.recorded[key] = Recording(step, inputs, self.chance)
         else:
             self.recorded[key].prepare(*inputs)

@@ -427,10 +427,8 @@ def outputs(nets: Stack, x: Tensor) -> Tensor:
 
     def work(image: int) -> None:
         (patches,) = arch.inputs(x[image : image + 1])  # (9c, positions)
-        mean = patches.mean(1, keepdim=True)
-        patches -= mean
-        wide = (filters @ (patches @ patches.T / patches.shape[1])).mul_(filters).sum(1)
-        factor = scale * wide.clamp_(min=0).add_(EPS).rsqrt_()
+        patches -= patches.mean(1, keepdim=True)
+        factor = scale * _scales(patches.T.unsqueeze(0), filters.T)[0]
         for some, times, plus, out in zip(
             *(values.split(PIECE) for values in (filters, factor, shift, pooled)), strict=True
         ):
@@ -441,6 +439,13 @@ def outputs(nets: Stack, x: Tensor) -> Tensor:
     by_threads(work, len(x))
     by_image = pooled.view(classes, arch.width, len(x), -1).transpose(1, 2)
     return torch.baddbmm(nets.bias, by_image.flatten(2), nets.turned)
+
+
+def _scales(patches: Tensor, turned: Tensor) -> Tensor:
+    """Return 1 / deviation of the maps, (n, w), that filters (9c, w) make of centred patches."""
+    covariances = patches.transpose(1, 2) @ patches / patches.shape[1]
+    variances = (covariances @ turned).mul_(turned).sum(1)
+    return variances.clamp_(min=0).add_(EPS).rsqrt_()
 
 
 def _convolve(layer: Layer, x: Tensor) -> Tensor:
@@ -647,7 +652,7 @@ class Teacher:
             else:
                 patches = self._centred(part)
                 self._pool(patches, maps)
-                maps *= self._scales(patches, self._turned).unsqueeze(1)
+                maps *= _scales(patches, self._turned).unsqueeze(1)
                 target.copy_(F.linear(maps.flatten(1), self._out, self._bias))
         return out
 
@@ -656,12 +661,6 @@ class Teacher:
         patches = self.architecture.patches(x)
         patches -= patches.mean(1, keepdim=True)
         return patches
-
-    def _scales(self, patches: Tensor, turned: Tensor) -> Tensor:
-        """Return 1 / deviation of the maps of filters (9c, w), (n, w), from the covariance."""
-        covariances = patches.transpose(1, 2) @ patches / patches.shape[1]
-        variances = (covariances @ turned).mul_(turned).sum(1)
-        return variances.clamp_(min=0).add_(EPS).rsqrt_()
 
     def _pool(self, patches: Tensor, pooled: Tensor) -> None:
         """Write the pooled (and rectified) maps of the filters into ``pooled``, (n, r², w)."""
@@ -701,7 +700,7 @@ class Teacher:
 
     def _pool_one(self, patches: Tensor, filters: Tensor, room: Tensor, out: Tensor) -> None:
         """Write the pooled maps (r², filters) of one picture's patches, scaled."""
-        arch, scales = self.architecture, self._scales(patches, filters)
+        arch, scales = self.architecture, _scales(patches, filters)
         for some, scale, target in zip(
             *(values.split(CHANNELS, 1) for values in (filters, scales, out)), strict=True
         ):
@@ -745,8 +744,8 @@ class Answers:
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Return the outputs of some samples."""
-        for future in self.asked[: int(rows.max()) // self.block + 1]:
-            future.result()
+        for k in range(int(rows.max()) // self.block + 1):
+            self.asked[k].result()
         return self.out[rows]
 
     def answer(self, start: int) -> None:
@@ -759,10 +758,10 @@ class Answers:
 def asked(answers: Sequence[Answers]) -> Iterator[None]:
     """Have answers made meanwhile: the first block of each, then the second ones, and so on."""
     queue = [(start, one) for one in answers for start in range(0, len(one.x), one.block)]
-    queue.sort(key=lambda item: item[0])
-    for start, one in queue:
+    if queue:
         pool = _threads(os.getpid(), torch.get_num_threads())
-        one.asked.append(pool.submit(one.answer, start))
+        for start, one in sorted(queue, key=lambda item: item[0]):
+            one.asked.append(pool.submit(one.answer, start))
     try:
         yield
     finally:  # what was interrupted needs no answers
