@@ -20,6 +20,7 @@ from pecil import PEC, WhitenedPEC, cli, load
 from pecil.cli import main
 from pecil.data import Features
 from pecil.data import load as load_data
+from pecil.methods import METHODS
 
 SMALL = [
     *("--method", "pec", "--teacher-width", "60", "--student-width", "4"),
@@ -586,6 +587,13 @@ def test_demo_prints_a_table_and_saves_a_plot(tmp_path, ok, pecil):
     assert plot.read_bytes().startswith(b"\x89PNG")
     accuracy = ok("demo", "-o", plot, "--seeds", 1)["accuracy"]
     assert accuracy["pec"][-1] > 0.8 > 0.2 > accuracy["finetuning"][-1]
+
+
+def test_the_list_of_methods_names_what_they_are_from(pecil):
+    code, out, _ = pecil("list", "methods")
+    assert code == 0
+    for method in METHODS.values():
+        assert method.reference.split(" (")[0].split(",")[0].split()[0] in out, method.name
 
 
 @pytest.mark.parametrize(

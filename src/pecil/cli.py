@@ -881,6 +881,9 @@ def list_(kind: Kind, as_json: Json = False) -> None:
         _print_json([{name: getattr(r, name) for name in (*columns, *more)} for r in found])
     else:
         rows = [[_shown(getattr(record, name)) for name in columns] for record in found]
+        if kind is Kind.METHODS:
+            for row, method in zip(rows, found, strict=True):
+                row[-1] += f"\n{method.reference}"
         _print_table([name.removeprefix("n_") for name in columns], rows)
 
 
