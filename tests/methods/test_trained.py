@@ -225,18 +225,22 @@ def test_adam_is_kept_from_task_to_task_or_starts_anew(keep):
         assert torch.allclose(found, alone, atol=1e-5) is (task == 0 or keep)
 
 
-def test_plain_gradient_descent_takes_steps_of_the_rate():
+@pytest.mark.parametrize(("rule", "momentum"), [("sgd", 0), ("momentum", 0.9)])
+def test_gradient_descent_takes_steps_of_the_rate_and_starts_anew_with_a_task(rule, momentum):
     x, y = torch.rand(4, 3, generator=chance()), torch.tensor([0, 1, 1, 0])
     given = {"hidden": (5,), "batch_size": 2, "lr": 0.5, "device": "cpu"}
-    learner = Trained(2, (3,), optimizer="sgd", schedule="linear", **given)
+    learner = Trained(2, (3,), optimizer=rule, schedule="linear", **given)
     same = Trained(2, (3,), **given).network
-    learner.begin_task({0: 2, 1: 2})
-    learner.learn(x.numpy(), y.numpy())
-    for rows, rate in (([0, 1], 0.5), ([2, 3], 0.25)):
-        slopes = torch.autograd.grad(F.cross_entropy(same(x[rows]), y[rows]), same.parameters())
-        with torch.no_grad():
-            for value, slope in zip(same.parameters(), slopes, strict=True):
-                value -= rate * slope
+    for _ in range(2):
+        learner.begin_task({0: 2, 1: 2})
+        learner.learn(x.numpy(), y.numpy())
+        pace = [torch.zeros_like(value) for value in same.parameters()]
+        for rows, rate in (([0, 1], 0.5), ([2, 3], 0.25)):
+            slopes = torch.autograd.grad(F.cross_entropy(same(x[rows]), y[rows]), same.parameters())
+            pace = [momentum * old + slope for old, slope in zip(pace, slopes, strict=True)]
+            with torch.no_grad():
+                for value, change in zip(same.parameters(), pace, strict=True):
+                    value -= rate * change
     for found, expected in zip(learner.network.parameters(), same.parameters(), strict=True):
         torch.testing.assert_close(found, expected)
 
@@ -254,7 +258,7 @@ def test_initial_values():
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
-        (Trained, {"optimizer": "lion"}, "optimizer must be one of adam, sgd, not 'lion'"),
+        (Trained, {"optimizer": "lion"}, "one of adam, sgd, momentum, not 'lion'"),
         (Trained, {"init": "zeros"}, "init must be one of xavier, kaiming, not 'zeros'"),
         (Trained, {"active": "none"}, "active must be one of all, seen, not 'none'"),
         (Replaying, {"active": "seen"}, "active: in replay all .* expected all, got seen"),

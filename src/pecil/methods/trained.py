@@ -13,7 +13,11 @@ from pecil.methods.networks import INITS, Network, network_for
 from pecil.methods.recording import Chance, Recorder
 
 SCHEDULES = ("linear", "constant")
-OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "adam": (torch.optim.Adam, {}),
+    "sgd": (torch.optim.SGD, {}),
+    "momentum": (torch.optim.SGD, {"momentum": 0.9}),
+}
 ACTIVE = ("all", "seen")
 PADDING = 4  # pixels around a picture of which crops are taken
 SCORED = 500  # samples scored at a time
@@ -41,8 +45,8 @@ class Trained:
         The perceptron's initial values, "kaiming" being PyTorch's default; ResNet18 has these.
     lr : float
         Learning rate.
-    optimizer : {"adam", "sgd"}
-        What takes the steps; "sgd" is plain gradient descent.
+    optimizer : {"adam", "sgd", "momentum"}
+        What takes the steps; "sgd" is plain gradient descent, "momentum" has one of 0.9.
     schedule : {"linear", "constant"}
         Whether the learning rate falls to zero within each task, batch by batch.
     keep_adam : bool
@@ -171,9 +175,10 @@ class Trained:
 
     def optimizer_of(self, network: nn.Module) -> torch.optim.Optimizer:
         """Make an optimizer; its learning rate is whatever ``rate`` says at each step."""
-        recorded = {"capturable": self.rate.is_cuda} if self.rule == "adam" else {}
-        make: Any = OPTIMIZERS[self.rule]
-        made: torch.optim.Optimizer = make(network.parameters(), self.rate, fused=True, **recorded)
+        make, options = OPTIMIZERS[self.rule]
+        if make is torch.optim.Adam:
+            options = {"capturable": self.rate.is_cuda}
+        made: torch.optim.Optimizer = make(network.parameters(), self.rate, fused=True, **options)
         return made
 
     def start_schedule(self, samples: int) -> None:
