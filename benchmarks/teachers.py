@@ -20,7 +20,7 @@ import torch
 import pecil
 from common import ROOT, keep, kept
 from pecil.data import load
-from pecil.pec.teachers import RECIPES, RandomFeatures
+from pecil.teachers import RECIPES, RandomFeatures
 
 RESULTS = ROOT / "results" / "validation" / "teachers.jsonl"
 PAGE = ROOT / "docs" / "teachers.md"

@@ -11,7 +11,7 @@ from sklearn.neighbors import NearestCentroid
 from pecil.data import DATASETS
 from pecil.methods import METHODS, Trained, whitened_pec
 from pecil.methods.learner import Inputs
-from pecil.pec.teachers import RECIPES
+from pecil.teachers import RECIPES
 
 SMALL = {
     "whitened_pec": {"teacher": "relu", "dim": 40},

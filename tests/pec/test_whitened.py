@@ -22,8 +22,8 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import pecil
 from pecil import PEC, ModelFileError, WhitenedPEC
-from pecil.pec import base, saving, teachers, whitened
-from pecil.pec.teachers import RECIPES, Filters, Identity, RandomFeatures
+from pecil.pec import base, saving, whitened
+from pecil.teachers import RECIPES, Filters, Identity, RandomFeatures, filters
 
 ROUNDING = (
     "float32 products round differently with a sample's place in a batch; the check asks for "
@@ -47,7 +47,7 @@ SHAPE = (3, 5, 6)
 @pytest.fixture(autouse=True)
 def few_pictures(monkeypatch):
     """Draw filters from a handful of pictures: the drawing of hundreds takes a second."""
-    monkeypatch.setattr(teachers, "PICTURES", 4)
+    monkeypatch.setattr(filters, "PICTURES", 4)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import torch
 
 from pecil.methods.learner import Array, check_settings
 from pecil.pec import WhitenedPEC
-from pecil.pec.teachers import RECIPES, Filters, RandomFeatures
+from pecil.teachers import RECIPES, Filters, RandomFeatures
 
 NAMES = ("kind", "mirror")  # the teacher's name sets the first, the estimator has the second
 RECIPE_SETTINGS = tuple(
@@ -33,7 +33,7 @@ def whitened_pec(teacher: Any = "auto", **settings: Any) -> WhitenedPEC:
     teacher : str
         See `pecil.WhitenedPEC`; to be named if its recipe is to be changed.
     **settings
-        Parameters of `pecil.WhitenedPEC`, and fields of `pecil.pec.teachers.Filters` or
+        Parameters of `pecil.WhitenedPEC`, and fields of `pecil.teachers.Filters` or
         `RandomFeatures`, whichever the teacher is.
 
     Examples

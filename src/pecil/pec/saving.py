@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pecil.files import written_whole
 from pecil.pec.inputs import label_array
-from pecil.pec.teachers import Filters, Identity, RandomFeatures
+from pecil.teachers import Filters, Identity, RandomFeatures
 
 if TYPE_CHECKING:
     from pecil.pec.base import ErrorClassifier

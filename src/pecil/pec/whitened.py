@@ -30,7 +30,7 @@ from pecil.pec.base import NOTHING, ErrorClassifier, count, grouped, one_of
 from pecil.pec.inputs import check_labels, check_samples
 from pecil.pec.networks import CustomTeacher, most
 from pecil.pec.scatter import Scatter
-from pecil.pec.teachers import RECIPES, FeatureTeacher, Filters, Recipe
+from pecil.teachers import RECIPES, FeatureTeacher, Filters, Recipe
 
 FOR_PICTURES, OTHERWISE = 11_200_000, 1_000_000  # numbers that a model holds by default
 SMALLEST = 4  # pixels of a side for which filters make sense
@@ -57,8 +57,8 @@ class WhitenedPEC(ErrorClassifier):
     teacher : str, recipe or callable
         "natural" (filters for photographs), "strokes" (for drawings and handwriting), "signs"
         (for signs of any colour on any ground), "relu" or "rbf" (random features of vectors),
-        "identity" (inputs are embeddings already); a :class:`~pecil.pec.teachers.Filters` or
-        :class:`~pecil.pec.teachers.RandomFeatures` of your own; or any callable, say a
+        "identity" (inputs are embeddings already); a :class:`~pecil.teachers.Filters` or
+        :class:`~pecil.teachers.RandomFeatures` of your own; or any callable, say a
         pre-trained ``torch.nn.Module``, that maps samples (n, *input_shape) to (n, D).
         "auto" takes "natural" for colour images, "strokes" for grey ones, "rbf" for vectors.
     memory : float, optional

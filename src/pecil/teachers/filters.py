@@ -1,147 +1,26 @@
-"""Teachers of whitened PEC: frozen maps h from a sample to D features.
+"""The teacher of images that is a seed: random filters, pooled over grids.
 
-* :class:`Filters`, for images: random filters made for natural pictures (or for drawings),
-  pooled over grids.
-* :class:`RandomFeatures`, for vectors: random ReLU or Fourier features.
-* :class:`Identity`, for ready-made embeddings.
-
-A recipe is a small frozen record; ``recipe.teacher(input_shape, dim, seed, device)`` draws the
-teacher. The values are drawn on the CPU and then moved: the same seed gives the same teacher on
-every device. No training sample is used.
+The filters come from synthetic pictures; no training sample is used. Their values are drawn on
+the CPU and then moved: the same seed gives the same teacher on every device.
 """
 
 import math
 from dataclasses import dataclass, field
-from numbers import Integral
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pecil.pec.networks import ALIGN, cached, cut, most, pooling
-from pecil.pec.pictures import dead_leaves, strokes
+from pecil.pec.networks import ALIGN, cached, cut, pooling
+from pecil.teachers.base import FeatureTeacher, between, probe, whole
+from pecil.teachers.pictures import dead_leaves, strokes
 
 CONTRAST = 0.01  # added to a patch's variance: flat patches are not blown up
 PICTURES, PATCHES = 150, 50_000  # synthetic pictures behind the filters, patches taken from them
 LIVELY = 0.05  # variance of a patch that may become a filter
 LARGE = 64  # pixels of a side from which on images are reduced
 ON_GPU = 2**27  # floats of responses held at a time
-PROBES = 32  # outputs that tell teachers apart
-
-
-class FeatureTeacher(Protocol):
-    """What whitened PEC asks of a teacher."""
-
-    output_dim: int
-    """Features (D)."""
-    checksum: Any
-    """Tells whether two teachers are the same: a text, or outputs to be compared."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the features (n, D) of samples (n, *input_shape)."""
-
-
-class Recipe(Protocol):
-    """How a teacher is made."""
-
-    def teacher(
-        self, input_shape: tuple[int, ...], dim: int, seed: int, device: torch.device
-    ) -> FeatureTeacher:
-        """Draw a teacher of at most ``dim`` features."""
-
-
-# ----------------------------------------------------------------------------- vectors
-
-
-@dataclass(frozen=True)
-class Identity:
-    """h(x) = x: for inputs that are embeddings already."""
-
-    def teacher(
-        self, input_shape: tuple[int, ...], dim: int, seed: int, device: torch.device
-    ) -> FeatureTeacher:
-        """Return the teacher; neither ``dim`` nor ``seed`` matters."""
-        return _Identity(input_shape)
-
-
-class _Identity:
-    def __init__(self, input_shape: tuple[int, ...]) -> None:
-        self.output_dim = math.prod(input_shape)
-        self.checksum = f"identity {self.output_dim}"
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return x.flatten(1).clone()
-
-
-@dataclass(frozen=True)
-class RandomFeatures:
-    """Random features of vectors: h(x) = relu(Wx + b), or cos(Wx + b) for "rbf".
-
-    "relu": W ~ N(0, 1/features), b ~ N(0, 1). "rbf": W ~ N(0, 2γ), b uniform, the random
-    Fourier features of the kernel exp(−γ‖x − x'‖²) (Rahimi and Recht 2007); with them whitened
-    PEC is RanDumb (Prabhu et al. 2024).
-
-    Parameters
-    ----------
-    kind : {"relu", "rbf"}
-    gamma : float, optional
-        γ of "rbf"; by default 1/features, for inputs of deviation 1.
-    """
-
-    kind: str = "relu"
-    gamma: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("relu", "rbf"):
-            raise ValueError(f"kind must be 'relu' or 'rbf', but it is {self.kind!r}")
-        if self.gamma is not None and not _between(self.gamma, 0, math.inf):
-            raise ValueError(f"gamma must be a positive number, but it is {self.gamma!r}")
-
-    def teacher(
-        self, input_shape: tuple[int, ...], dim: int, seed: int, device: torch.device
-    ) -> FeatureTeacher:
-        """Draw ``dim`` features."""
-        return _RandomFeatures(self, input_shape, dim, seed, device)
-
-
-class _RandomFeatures:
-    def __init__(
-        self,
-        recipe: RandomFeatures,
-        input_shape: tuple[int, ...],
-        dim: int,
-        seed: int,
-        device: torch.device,
-    ) -> None:
-        self._made_of = (recipe, input_shape, dim, seed, device)
-        features = math.prod(input_shape)
-        generator = torch.Generator().manual_seed(seed)
-        self.output_dim, self.kind = dim, recipe.kind
-        weight = torch.randn(dim, features, generator=generator)
-        if recipe.kind == "rbf":
-            weight *= math.sqrt(2 * (recipe.gamma or 1 / features))
-            bias = torch.rand(dim, generator=generator) * (2 * math.pi)
-        else:
-            weight /= math.sqrt(features)
-            bias = torch.randn(dim, generator=generator)
-        self.weight, self.bias = weight.to(device), bias.to(device)
-        self.checksum = probe(self, input_shape, device)
-
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        """Leave the drawn values out of pickles: the recipe makes them again."""
-        return type(self), self._made_of
-
-    def __call__(self, x: Tensor) -> Tensor:
-        out = x.new_empty(len(x), self.output_dim)
-        rows = max(1, most(x.device) // self.output_dim)
-        for part, target in zip(x.split(rows), out.split(rows), strict=True):
-            torch.addmm(self.bias, part.flatten(1), self.weight.T, out=target)
-            target.cos_() if self.kind == "rbf" else target.relu_()
-        return out
-
-
-# ------------------------------------------------------------------------------ images
 
 
 @dataclass(frozen=True)
@@ -219,7 +98,7 @@ class Filters:
         for name in ("sizes", "grids"):
             values = getattr(self, name)
             values = tuple(values) if isinstance(values, list | tuple) else ()
-            if not values or not all(_whole(value) for value in values):
+            if not values or not all(whole(value) for value in values):
                 raise ValueError(
                     f"{name} must be a tuple of whole numbers of at least 1, but it is "
                     f"{getattr(self, name)!r}"
@@ -228,16 +107,16 @@ class Filters:
         self._check_numbers()
 
     def _check_numbers(self) -> None:
-        if not _between(self.ridge, 0, math.inf):
+        if not between(self.ridge, 0, math.inf):
             raise ValueError(f"ridge must be a positive number, but it is {self.ridge!r}")
         for name, most_of in (("threshold", math.inf), ("grey", 1.0)):
             value = getattr(self, name)
             fits = value in (0, most_of) and math.isfinite(value)
-            if not fits and not _between(value, 0, most_of):
+            if not fits and not between(value, 0, most_of):
                 raise ValueError(f"{name} must be from 0 to {most_of}, but it is {value!r}")
         for name in ("spread", "reduce"):
             value = getattr(self, name)
-            if not _whole(value) and not (name == "reduce" and value is None):
+            if not whole(value) and not (name == "reduce" and value is None):
                 raise ValueError(
                     f"{name} must be a whole number of at least 1, but it is {value!r}"
                 )
@@ -446,14 +325,6 @@ class _Prior:
         return patches[lively], patches.T.cov(correction=0)
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
-
-
-def _between(value: Any, least: float, most_of: float) -> bool:
-    return isinstance(value, int | float) and least < value < most_of
-
-
 def _patches(x: Tensor, size: int, stride: int = 1) -> Tensor:
     """Cut images (n, c, h, w) into patches (n, positions, c·k²)."""
     return cut(x, size, stride).permute(0, 2, 3, 1, 4, 5).flatten(1, 2).flatten(2)
@@ -489,24 +360,3 @@ def spectrum(channels: int, size: int) -> Tensor:
     covariance = torch.kron(colour, space)
     centre = torch.eye(len(covariance), dtype=torch.float64) - 1 / len(covariance)
     return centre @ covariance @ centre
-
-
-def probe(teacher: Any, input_shape: tuple[int, ...], device: torch.device) -> list[float]:
-    """Return some outputs for a fixed input; machines may differ in their last digits."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(2, *input_shape, generator=generator).to(device)
-    outputs = teacher(x).flatten()
-    return outputs[:: max(1, len(outputs) // PROBES)][:PROBES].tolist()
-
-
-RECIPES: dict[str, Recipe] = {
-    "natural": Filters(),
-    "strokes": Filters(
-        prior="strokes", sizes=(7,), grids=(3,), ridge=3.0, threshold=0.4, spread=8, mirror=False
-    ),
-    "signs": Filters(sizes=(5, 8), grids=(3, 4), ridge=3.0, grey=1.0, signed=False, mirror=False),
-    "relu": RandomFeatures("relu"),
-    "rbf": RandomFeatures("rbf"),
-    "identity": Identity(),
-}
-"""What the names stand for: photographs, drawings, signs of any colour on any ground, vectors."""

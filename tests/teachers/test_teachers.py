@@ -10,9 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pecil.pec import networks, teachers
+from pecil.pec import networks
 from pecil.pec.saving import alike
-from pecil.pec.teachers import RECIPES, Filters, Identity, RandomFeatures, spectrum
+from pecil.teachers import RECIPES, Filters, Identity, RandomFeatures, filters
+from pecil.teachers.filters import spectrum
 
 CPU = torch.device("cpu")
 SMALL = Filters(sizes=(3,), grids=(2,))
@@ -22,7 +23,7 @@ NAMES = ["natural", "strokes", "signs", "relu", "rbf", "identity"]
 @pytest.fixture(autouse=True)
 def few_pictures(monkeypatch):
     """Draw filters from a handful of pictures: the drawing of hundreds takes a second."""
-    monkeypatch.setattr(teachers, "PICTURES", 8)
+    monkeypatch.setattr(filters, "PICTURES", 8)
 
 
 def drawn(recipe, shape=(3, 12, 12), dim=400, seed=0):

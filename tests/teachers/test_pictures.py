@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pecil.pec.pictures import dead_leaves, strokes
+from pecil.teachers.pictures import dead_leaves, strokes
 
 painters = pytest.mark.parametrize("paint", [dead_leaves, strokes])
 

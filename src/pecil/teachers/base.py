@@ -1,0 +1,48 @@
+"""What teachers of whitened PEC are, and what they share."""
+
+from numbers import Integral
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+PROBES = 32  # outputs that tell teachers apart
+
+
+class FeatureTeacher(Protocol):
+    """What whitened PEC asks of a teacher."""
+
+    output_dim: int
+    """Features (D)."""
+    checksum: Any
+    """Tells whether two teachers are the same: a text, or outputs to be compared."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the features (n, D) of samples (n, *input_shape)."""
+
+
+class Recipe(Protocol):
+    """How a teacher is made."""
+
+    def teacher(
+        self, input_shape: tuple[int, ...], dim: int, seed: int, device: torch.device
+    ) -> FeatureTeacher:
+        """Draw a teacher of at most ``dim`` features."""
+
+
+def probe(teacher: Any, input_shape: tuple[int, ...], device: torch.device) -> list[float]:
+    """Return some outputs for a fixed input; machines may differ in their last digits."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(2, *input_shape, generator=generator).to(device)
+    outputs = teacher(x).flatten()
+    return outputs[:: max(1, len(outputs) // PROBES)][:PROBES].tolist()
+
+
+def whole(value: Any) -> bool:
+    """Tell whether a value is a whole number of at least 1."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def between(value: Any, least: float, most_of: float) -> bool:
+    """Tell whether a value is a number between two others."""
+    return isinstance(value, int | float) and least < value < most_of
