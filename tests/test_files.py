@@ -4,8 +4,10 @@ import os
 import stat
 
 import pytest
+import safetensors.torch
+import torch
 
-from pecil.files import written_whole
+from pecil.files import read_tensors, write_tensors, written_whole
 
 
 @pytest.fixture
@@ -124,3 +126,30 @@ def test_a_folder_is_not_replaced(tmp_path):
     with pytest.raises(IsADirectoryError, match="it is a folder"), written_whole(folder):
         pytest.fail("nothing may be written")
     assert names(tmp_path) == ["results"]
+
+
+def test_tensors_are_written_as_the_library_reads_them(tmp_path):
+    path = tmp_path / "some.safetensors"
+    tensors = {
+        "half": torch.rand(2, 3).half(),
+        "single": torch.rand(4),
+        "double": torch.rand(1, 1, 2).double(),
+        "whole": torch.arange(3),
+        "bytes": torch.arange(5, dtype=torch.uint8),
+        "none": torch.empty(0, 3),
+    }
+    write_tensors(path, tensors, {"note": "größer"})
+    theirs = safetensors.torch.load_file(path)
+    mine, about = read_tensors(path.read_bytes())
+    assert about == {"note": "größer"}
+    for name, values in tensors.items():
+        assert torch.equal(theirs[name], values) and theirs[name].dtype == values.dtype
+        assert torch.equal(mine[name], values) and mine[name].dtype == values.dtype
+    safetensors.torch.save_file({"a": torch.ones(3)}, path)
+    assert read_tensors(path.read_bytes())[0]["a"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("content", [b"", b"12345678", b"\x02" + b"\0" * 7 + b"[]"])
+def test_other_content_than_tensors_is_refused(content):
+    with pytest.raises(ValueError, match="expected tensors in the safetensors format"):
+        read_tensors(content)

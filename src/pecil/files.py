@@ -1,10 +1,18 @@
-"""Files written whole or not at all."""
+"""Files written whole or not at all; tensors in the safetensors format, without its library."""
 
 import contextlib
+import json
 import os
+import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DTYPES = {"F16": "float16", "F32": "float32", "F64": "float64", "I64": "int64", "U8": "uint8"}
 
 
 @contextlib.contextmanager
@@ -60,3 +68,62 @@ def _mode(target: Path) -> int:
     mask = os.umask(0)
     os.umask(mask)
     return 0o666 & ~mask
+
+
+def write_tensors(
+    path: str | os.PathLike[str], tensors: "Mapping[str, Tensor]", about: Mapping[str, str]
+) -> None:
+    """Write tensors and some texts about them, whole or not at all.
+
+    Parameters
+    ----------
+    path : path-like
+    tensors : mapping of str to Tensor
+        Of type float16, float32, float64, int64 or uint8.
+    about : mapping of str to str
+    """
+    names = {name: short for short, name in DTYPES.items()}
+    header: dict[str, object] = {"__metadata__": dict(about)}
+    parts, start = [], 0
+    for name, tensor in tensors.items():
+        part = tensor.detach().cpu().contiguous().numpy()
+        header[name] = {
+            "dtype": names[str(part.dtype)],
+            "shape": list(part.shape),
+            "data_offsets": [start, start + part.nbytes],
+        }
+        parts.append(part)
+        start += part.nbytes
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    with written_whole(path) as temporary, temporary.open("wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head)
+        for part in parts:
+            file.write(part.tobytes())
+
+
+def read_tensors(content: bytes) -> "tuple[dict[str, Tensor], dict[str, str]]":
+    """Read what `write_tensors` wrote: the tensors, and the texts about them.
+
+    Parameters
+    ----------
+    content : bytes
+        All bytes of the file.
+    """
+    import numpy as np
+    import torch
+
+    try:
+        (length,) = struct.unpack("<Q", content[:8])
+        header = json.loads(content[8 : 8 + length])
+        about = header.pop("__metadata__", {})
+        tensors = {}
+        for name, entry in header.items():
+            start, stop = (8 + length + offset for offset in entry["data_offsets"])
+            if stop > len(content):
+                raise ValueError(f"{name} ends at byte {stop} of {len(content)}")
+            flat = np.frombuffer(content[start:stop], DTYPES[entry["dtype"]])
+            tensors[name] = torch.from_numpy(flat.reshape(entry["shape"]).copy())
+    except (struct.error, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+        raise ValueError(f"expected tensors in the safetensors format: {error}") from error
+    return tensors, about

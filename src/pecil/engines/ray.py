@@ -20,10 +20,10 @@ from sklearn.base import clone
 from sklearn.utils import check_random_state
 from torch import Tensor
 
+from pecil import PEC, WhitenedPEC
 from pecil.bench.experiment import Experiment, Progress, run
 from pecil.bench.store import Store
 from pecil.engines import Failure, Report
-from pecil.pec import PEC, WhitenedPEC
 from pecil.pec.base import count, grouped
 from pecil.pec.inputs import check_labels, check_samples
 

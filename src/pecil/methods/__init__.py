@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pecil import PEC, WhitenedPEC
 from pecil.methods.agem import AGEM
 from pecil.methods.ar1 import AR1
 from pecil.methods.bic import BiC
@@ -28,7 +29,6 @@ from pecil.methods.trained import Replaying, Trained
 from pecil.methods.vae_gc import VAEGC
 from pecil.methods.whitened import RECIPE_SETTINGS, RanDumb, WhitenedLearner, whitened_pec
 from pecil.methods.xder import XDER
-from pecil.pec import PEC, WhitenedPEC
 
 __all__ = [
     "AGEM",

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from pecil import PEC
 from pecil.methods.buffer import Reservoir
 from pecil.methods.learner import Array
 from pecil.methods.recording import Chance
-from pecil.pec import PEC
 from pecil.pec.balance import Balanced, balance
 from pecil.pec.base import one_of
 

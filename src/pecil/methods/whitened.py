@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from pecil import WhitenedPEC
 from pecil.methods.learner import Array, check_settings
-from pecil.pec import WhitenedPEC
 from pecil.teachers import RECIPES, Filters, RandomFeatures
 
 NAMES = ("kind", "mirror")  # the teacher's name sets the first, the estimator has the second

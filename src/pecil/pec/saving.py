@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pecil.files import written_whole
 from pecil.pec.inputs import label_array
-from pecil.teachers import Filters, Identity, RandomFeatures
+from pecil.teachers import Filters, Identity, RandomFeatures, Synthetic
 
 if TYPE_CHECKING:
     from pecil.pec.base import ErrorClassifier
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 Model = TypeVar("Model", bound="ErrorClassifier")
 RECIPES: dict[str, Any] = {
-    recipe.__name__: recipe for recipe in (Filters, Identity, RandomFeatures)
+    recipe.__name__: recipe for recipe in (Filters, Identity, RandomFeatures, Synthetic)
 }
 
 
@@ -76,7 +76,7 @@ def load(
     teacher: Callable[[Tensor], Tensor] | None = None,
 ) -> "ErrorClassifier":
     """Read a saved model of any kind; see :meth:`pecil.PEC.load`."""
-    from pecil.pec import PEC, WhitenedPEC
+    from pecil import PEC, WhitenedPEC
 
     about, tensors = _read(Path(path))
     for cls in (PEC, WhitenedPEC):
@@ -220,7 +220,7 @@ def _parameters(model: "ErrorClassifier") -> dict[str, Any]:
     values = model.get_params(deep=False) | model._settings
     values["device"] = "auto"
     teacher = values["teacher"]
-    if isinstance(teacher, Filters | Identity | RandomFeatures):
+    if isinstance(teacher, Filters | Identity | RandomFeatures | Synthetic):
         values["teacher"] = {"recipe": type(teacher).__name__, **asdict(teacher)}
     elif not isinstance(teacher, str):
         values["teacher"] = f"<{type(teacher).__qualname__}>"

@@ -30,7 +30,7 @@ from pecil.pec.base import NOTHING, ErrorClassifier, count, grouped, one_of
 from pecil.pec.inputs import check_labels, check_samples
 from pecil.pec.networks import CustomTeacher, most
 from pecil.pec.scatter import Scatter
-from pecil.teachers import RECIPES, FeatureTeacher, Filters, Recipe
+from pecil.teachers import RECIPES, FeatureTeacher, Filters, Recipe, Synthetic
 
 FOR_PICTURES, OTHERWISE = 11_200_000, 1_000_000  # numbers that a model holds by default
 SMALLEST = 4  # pixels of a side for which filters make sense
@@ -58,13 +58,14 @@ class WhitenedPEC(ErrorClassifier):
         "natural" (filters for photographs), "strokes" (for drawings and handwriting), "signs"
         (for signs of any colour on any ground), "relu" or "rbf" (random features of vectors),
         "identity" (inputs are embeddings already); a :class:`~pecil.teachers.Filters` or
-        :class:`~pecil.teachers.RandomFeatures` of your own; or any callable, say a
+        :class:`~pecil.teachers.RandomFeatures` of your own, or a network trained on synthetic
+        pictures, :class:`~pecil.teachers.Synthetic`; or any callable, say a
         pre-trained ``torch.nn.Module``, that maps samples (n, *input_shape) to (n, D).
         "auto" takes "natural" for colour images, "strokes" for grey ones, "rbf" for vectors.
     memory : float, optional
         Numbers that the model may hold: D becomes the largest for which the upper triangle of
-        the covariance and ``expected_classes`` means fit. By default 11.2 million for "natural"
-        and "signs", else 1 million.
+        the covariance, ``expected_classes`` means and the teacher's weights, if it has any, fit.
+        By default 11.2 million for pictures but drawings, else 1 million.
     dim : int, optional
         D itself, instead of ``memory``. "identity" and a callable have a D of their own.
     expected_classes : int
@@ -92,7 +93,8 @@ class WhitenedPEC(ErrorClassifier):
     dim_ : int
         Features (D).
     n_parameters_ : int
-        Numbers that the model holds: D(D + 1)/2 and D for each class; the teacher is a seed.
+        Numbers that the model holds: D(D + 1)/2, D for each class, and the teacher's weights; a
+        teacher drawn from the seed has none.
     shrinkage_ : float
         a, as it is now.
     temper_ : float
@@ -479,7 +481,8 @@ class WhitenedPEC(ErrorClassifier):
     def n_parameters_(self) -> int:
         """Numbers that the model holds."""
         check_is_fitted(self, "classes_")
-        return self.dim_ * (self.dim_ + 1) // 2 + len(self._labels) * self.dim_
+        weights = getattr(self._recipe(), "n_weights", 0)  # those of a callable are the user's
+        return self.dim_ * (self.dim_ + 1) // 2 + len(self._labels) * self.dim_ + weights
 
     @property
     def shrinkage_(self) -> float:
@@ -509,9 +512,9 @@ class WhitenedPEC(ErrorClassifier):
             recipe = RECIPES[self._kind() if recipe == "auto" else recipe]
         if self.mirror is None:
             return recipe
-        if not isinstance(recipe, Filters):
+        if not isinstance(recipe, Filters | Synthetic):
             raise ValueError(
-                f"mirror={self.mirror} is for teachers of filters, but teacher is {self.teacher!r}"
+                f"mirror={self.mirror} is for teachers of images, but teacher is {self.teacher!r}"
             )
         return replace(recipe, mirror=bool(self.mirror))
 
@@ -526,13 +529,17 @@ class WhitenedPEC(ErrorClassifier):
         if self.dim is not None:
             return int(self.dim)
         pictures = isinstance(recipe, Filters) and recipe.prior != "strokes"
+        pictures = pictures or isinstance(recipe, Synthetic)
         memory = float(self.memory or (FOR_PICTURES if pictures else OTHERWISE))
         half = self.expected_classes + 0.5
-        dim = int(math.sqrt(half * half + 2 * memory) - half)
+        left = max(0.0, memory - recipe.n_weights)
+        dim = int(math.sqrt(half * half + 2 * left) - half)
         if dim < 1:
+            least = 1 + self.expected_classes + recipe.n_weights
             raise ValueError(
                 f"memory={self.memory!r} is too small: one feature and {self.expected_classes} "
-                f"classes take {1 + self.expected_classes} numbers"
+                f"classes take {least} numbers"
+                + (f", {recipe.n_weights} of them the teacher's" if recipe.n_weights else "")
             )
         return dim
 

@@ -2,6 +2,7 @@
 
 * :class:`Filters`, for images: random filters made for natural pictures (or for drawings),
   pooled over grids.
+* :class:`Synthetic`, for images: a small network that was trained on synthetic pictures.
 * :class:`RandomFeatures`, for vectors: random ReLU or Fourier features.
 * :class:`Identity`, for ready-made embeddings.
 
@@ -11,9 +12,18 @@ teacher.
 
 from pecil.teachers.base import FeatureTeacher, Recipe
 from pecil.teachers.filters import Filters
+from pecil.teachers.trained import Synthetic
 from pecil.teachers.vectors import Identity, RandomFeatures
 
-__all__ = ["RECIPES", "FeatureTeacher", "Filters", "Identity", "RandomFeatures", "Recipe"]
+__all__ = [
+    "RECIPES",
+    "FeatureTeacher",
+    "Filters",
+    "Identity",
+    "RandomFeatures",
+    "Recipe",
+    "Synthetic",
+]
 
 RECIPES: dict[str, Recipe] = {
     "natural": Filters(),

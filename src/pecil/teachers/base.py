@@ -24,6 +24,10 @@ class FeatureTeacher(Protocol):
 class Recipe(Protocol):
     """How a teacher is made."""
 
+    @property
+    def n_weights(self) -> int:
+        """The numbers that the teacher holds: none if it is drawn from the seed."""
+
     def teacher(
         self, input_shape: tuple[int, ...], dim: int, seed: int, device: torch.device
     ) -> FeatureTeacher:

@@ -1,0 +1,274 @@
+"""A teacher of images that was trained, on synthetic pictures alone: a small convolutional network.
+
+Its maps, averaged over the cells of grids, are the features. It has seen no photograph: the
+pictures it was trained on are drawn by `pecil.teachers.scenes`, the training is
+`pecil.teachers.synthetic`. Unlike a teacher that is a seed, it has weights, and they count.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pecil.files import read_tensors, write_tensors
+from pecil.teachers.base import FeatureTeacher, whole
+
+BLOCKS = 3  # of two convolutions each, at full, half and quarter resolution
+LEAST, LARGE = 16, 64  # pixels of a side between which images are taken as they are
+SHARP = 0.01  # added to a picture's variance
+ROWS = {"cpu": 32, "cuda": 1024}  # pictures at a time
+HERE = Path(__file__).parent / "weights"
+
+
+class Encoder(nn.Module):
+    """3×3 convolutions with batch norm and ReLU, two to a block, averages between the blocks.
+
+    Parameters
+    ----------
+    channels : sequence of int
+        Of the six convolutions.
+
+    Examples
+    --------
+    >>> encoder = Encoder((4, 8, 8, 8, 16, 16))
+    >>> [tuple(maps.shape[1:]) for maps in encoder(torch.rand(2, 3, 32, 32))]
+    [(8, 32, 32), (8, 16, 16), (16, 8, 8)]
+    """
+
+    def __init__(self, channels: Sequence[int]) -> None:
+        super().__init__()
+        if len(channels) != 2 * BLOCKS or not all(whole(n) for n in channels):
+            raise ValueError(
+                f"channels must be {2 * BLOCKS} whole numbers of at least 1, but they are "
+                f"{tuple(channels)}"
+            )
+        sizes = [3, *channels]
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(n_in, n_out, 3, padding=1, bias=False)
+            for n_in, n_out in zip(sizes, channels, strict=False)
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm2d(n) for n in channels)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Return the maps of each block for pictures (n, 3, height, width)."""
+        pairs = zip(self.convolutions, self.norms, strict=True)
+        return blocks(standardised(x), [nn.Sequential(*pair) for pair in pairs])
+
+    def folded(self) -> dict[str, Tensor]:
+        """Return the weights and biases of convolutions that do what these and batch norm do."""
+        tensors: dict[str, Tensor] = {}
+        for k, (made, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
+            assert isinstance(made, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d)
+            assert norm.running_mean is not None and norm.running_var is not None
+            scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
+            tensors[f"weight{k}"] = made.weight * scale.view(-1, 1, 1, 1)
+            tensors[f"bias{k}"] = norm.bias - norm.running_mean * scale
+        return tensors
+
+
+def standardised(x: Tensor) -> Tensor:
+    """Centre each picture and divide it by its contrast, √(variance + 0.01)."""
+    x = x - x.mean((1, 2, 3), keepdim=True)
+    return x * (x.square().mean((1, 2, 3), keepdim=True) + SHARP).rsqrt()
+
+
+def blocks(x: Tensor, layers: Sequence[Any]) -> list[Tensor]:
+    """Return the maps of each block; a layer makes maps of maps, ReLU comes on top."""
+    maps = []
+    for k, layer in enumerate(layers):
+        if k and k % 2 == 0:
+            x = F.avg_pool2d(x, 2)
+        x = F.relu(layer(x))
+        if k % 2:
+            maps.append(x)
+    return maps
+
+
+def save_weights(encoder: Encoder, path: Path, about: dict[str, Any]) -> None:
+    """Write an encoder for use as a teacher: folded, in half precision."""
+    tensors = {name: values.half() for name, values in encoder.folded().items()}
+    write_tensors(path, tensors, {"about": json.dumps(about)})
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Folded weights, as they lie in a file."""
+
+    tensors: dict[str, Tensor]
+    about: dict[str, Any]
+    sha256: str
+
+    @property
+    def count(self) -> int:
+        """How many numbers they are."""
+        return sum(values.numel() for values in self.tensors.values())
+
+    @property
+    def channels(self) -> list[int]:
+        """Of the six convolutions."""
+        return [len(self.tensors[f"bias{k}"]) for k in range(2 * BLOCKS)]
+
+
+def load_weights(name: str) -> Weights:
+    """Read weights: those of the package by name, others by path."""
+    known = sorted(path.stem for path in HERE.glob("*.safetensors"))
+    path = HERE / f"{name}.safetensors" if name in known else Path(name)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"expected weights out of {', '.join(known)}, or a file, got {name!r}"
+        )
+    return _read(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, changed: int) -> Weights:
+    content = path.read_bytes()
+    tensors, about = read_tensors(content)
+    expected = {f"{kind}{k}" for kind in ("weight", "bias") for k in range(2 * BLOCKS)}
+    if set(tensors) != expected:
+        raise ValueError(f"{path} holds {sorted(tensors)}, not the weights of a teacher")
+    return Weights(
+        {name: values.float() for name, values in tensors.items()},
+        json.loads(about["about"]),
+        hashlib.sha256(content).hexdigest(),
+    )
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """A network trained on synthetic pictures, its maps averaged over grids.
+
+    Parameters
+    ----------
+    weights : str
+        The name of weights that come with the package, or the path of others.
+    grids : tuple of int
+        The grid r×r of each block: fine, then coarser ones.
+    mirror : bool
+        Add the maps of the mirrored image and keep the left half of each grid: mirror images
+        get the same features.
+    reduce : int, optional
+        Side of the squares of pixels that are averaged first; by default 1 up to 64 pixels, else
+        what brings the shorter side near 40. Images of less than 16 pixels are enlarged.
+    """
+
+    weights: str = "large"
+    grids: tuple[int, ...] = (4, 3, 2)
+    mirror: bool = True
+    reduce: int | None = None
+
+    def __post_init__(self) -> None:
+        grids = tuple(self.grids) if isinstance(self.grids, list | tuple) else ()
+        if len(grids) != BLOCKS or not all(whole(grid) for grid in grids):
+            raise ValueError(
+                f"grids must be {BLOCKS} whole numbers of at least 1, but they are {self.grids!r}"
+            )
+        object.__setattr__(self, "grids", tuple(map(int, grids)))
+        if self.reduce is not None and not whole(self.reduce):
+            raise ValueError(
+                f"reduce must be a whole number of at least 1, but it is {self.reduce!r}"
+            )
+
+    @property
+    def n_weights(self) -> int:
+        """The numbers of the network."""
+        return load_weights(self.weights).count
+
+    def cells(self, grid: int) -> int:
+        """Features of one map."""
+        return grid * ((grid + 1) // 2 if self.mirror else grid)
+
+    def teacher(
+        self, input_shape: tuple[int, ...], dim: int, seed: int, device: torch.device
+    ) -> FeatureTeacher:
+        """Load the network; of more than ``dim`` features, mixtures are drawn."""
+        if len(input_shape) != 3 or input_shape[0] not in (1, 3):
+            raise ValueError(
+                "a trained teacher needs grey or colour images, (n, h, w), (n, h, w, 3) or "
+                f"(n, 3, h, w), but samples have the shape {input_shape}"
+            )
+        return _Synthetic(self, input_shape, dim, seed, device)
+
+
+class _Synthetic:
+    def __init__(
+        self,
+        recipe: Synthetic,
+        input_shape: tuple[int, ...],
+        dim: int,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self._made_of = (recipe, input_shape, dim, seed, device)
+        self.recipe = recipe
+        weights = load_weights(recipe.weights)
+        self.layers = [
+            (
+                weights.tensors[f"weight{k}"].to(device, memory_format=torch.channels_last),
+                weights.tensors[f"bias{k}"].to(device),
+            )
+            for k in range(2 * BLOCKS)
+        ]
+        self.size = self._size(input_shape[1:])
+        cells = [recipe.cells(grid) for grid in recipe.grids]
+        self.features = sum(map(int.__mul__, weights.channels[1::2], cells))
+        self.output_dim, self.mix = min(dim, self.features), None
+        if dim < self.features:
+            generator = torch.Generator().manual_seed(seed)
+            mix = torch.randn(self.features, dim, generator=generator) / self.features**0.5
+            self.mix = mix.to(device)
+        self.checksum = f"{weights.sha256} {dim} {seed if self.mix is not None else ''}"
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        """Leave the weights out of pickles: they lie in a file."""
+        return type(self), self._made_of
+
+    def _size(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Return the height and width at which images are looked at."""
+        side = min(shape)
+        if side < LEAST:
+            factor = -(-LEAST // side)
+            return shape[0] * factor, shape[1] * factor
+        reduce = self.recipe.reduce or (max(1, round(side / 40)) if side > LARGE else 1)
+        return max(1, shape[0] // reduce), max(1, shape[1] // reduce)
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = ROWS.get(x.device.type, ROWS["cpu"])
+        with torch.backends.cudnn.flags(allow_tf32=False):
+            return torch.cat([self._features(part) for part in x.split(rows)])
+
+    def _features(self, x: Tensor) -> Tensor:
+        x = self._sized(x)
+        if self.recipe.mirror:
+            x = torch.cat([x, x.flip(3)])
+        x = standardised(x).contiguous(memory_format=torch.channels_last)
+        layers = [
+            lambda maps, w=weight, b=bias: F.conv2d(maps, w, b, padding=1)
+            for weight, bias in self.layers
+        ]
+        parts = []
+        for maps, grid in zip(blocks(x, layers), self.recipe.grids, strict=True):
+            means = F.adaptive_avg_pool2d(maps, grid)
+            if self.recipe.mirror:
+                own, mirrored = means.chunk(2)
+                means = (own + mirrored)[..., : (grid + 1) // 2]
+            parts.append(means.flatten(1))
+        features = torch.cat(parts, 1)
+        return features if self.mix is None else features @ self.mix
+
+    def _sized(self, x: Tensor) -> Tensor:
+        """Return colour images of the size at which they are looked at."""
+        if tuple(x.shape[2:]) != self.size:
+            if self.size[0] > x.shape[2]:
+                x = F.interpolate(x, self.size, mode="bilinear", align_corners=False)
+            else:
+                x = F.adaptive_avg_pool2d(x, self.size)
+        return x.expand(-1, 3, -1, -1)

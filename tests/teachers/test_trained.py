@@ -1,0 +1,179 @@
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import pecil
+from pecil import WhitenedPEC
+from pecil.teachers import Synthetic
+from pecil.teachers.trained import Encoder, load_weights, save_weights, standardised
+
+CHANNELS = (4, 6, 8, 8, 10, 12)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def encoder():
+    torch.manual_seed(0)
+    made = Encoder(CHANNELS)
+    with torch.no_grad():  # batch norm that does something
+        for norm in made.norms:
+            for values in (norm.weight, norm.bias, norm.running_mean):
+                values.uniform_(0.5, 1.5)
+            norm.running_var.uniform_(0.5, 2)
+    return made.eval()
+
+
+@pytest.fixture
+def weights(encoder, tmp_path):
+    path = tmp_path / "weights.safetensors"
+    save_weights(encoder, path, {"note": "a test"})
+    return str(path)
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+def test_features_are_averages_of_the_encoders_maps(encoder, weights, mirror):
+    x = torch.rand(3, 3, 32, 32)
+    grids = (3, 2, 1)
+    teacher = Synthetic(weights, grids=grids, mirror=mirror).teacher((3, 32, 32), 10**6, 0, CPU)
+    with torch.no_grad():
+        maps, mirrored = encoder(x), encoder(x.flip(3))
+    parts = []
+    for block, grid in enumerate(grids):
+        means = F.adaptive_avg_pool2d(maps[block], grid)
+        if mirror:
+            means = means + F.adaptive_avg_pool2d(mirrored[block], grid)
+            means = means[..., : (grid + 1) // 2]
+        parts.append(means.flatten(1))
+    expected = torch.cat(parts, 1)
+    assert teacher.output_dim == expected.shape[1]
+    torch.testing.assert_close(teacher(x), expected, rtol=5e-3, atol=5e-3)  # half precision
+    if mirror:
+        torch.testing.assert_close(teacher(x.flip(3)), teacher(x), rtol=1e-4, atol=1e-4)
+
+
+def test_pictures_are_looked_at_whatever_their_light():
+    x = torch.rand(2, 3, 8, 8)
+    torch.testing.assert_close(standardised(5 * x + 3), standardised(50 * x), rtol=0, atol=1e-2)
+    assert not standardised(torch.full((1, 3, 4, 4), 0.3)).any()
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ((3, 32, 32), (32, 32)),
+        ((1, 28, 28), (28, 28)),
+        ((1, 8, 8), (16, 16)),
+        ((3, 5, 9), (20, 36)),
+        ((3, 17, 40), (17, 40)),
+        ((3, 64, 80), (64, 80)),
+        ((3, 84, 84), (42, 42)),
+        ((3, 224, 300), (37, 50)),
+    ],
+)
+def test_images_of_any_size_grey_and_colour(weights, shape, size):
+    teacher = Synthetic(weights).teacher(shape, 10**6, 0, CPU)
+    x = torch.rand(2, *shape)
+    found = teacher(x)
+    assert teacher.size == size
+    assert found.shape == (2, teacher.output_dim) and found.isfinite().all()
+    assert not torch.allclose(found[0], found[1])
+    if shape[0] == 1:  # grey ones are colour ones without colour
+        colour = Synthetic(weights).teacher((3, *shape[1:]), 10**6, 0, CPU)
+        torch.testing.assert_close(colour(x.expand(-1, 3, -1, -1)), found)
+
+
+def test_pictures_do_not_depend_on_their_company(weights):
+    teacher = Synthetic(weights).teacher((3, 16, 16), 10**6, 0, CPU)
+    x = torch.rand(70, 3, 16, 16)
+    alone = torch.cat([teacher(one) for one in x.split(1)])
+    torch.testing.assert_close(teacher(x), alone, rtol=1e-4, atol=1e-4)
+
+
+def test_fewer_features_are_mixtures_that_the_seed_decides(weights):
+    recipe, x = Synthetic(weights), torch.rand(2, 3, 16, 16)
+    whole = recipe.teacher((3, 16, 16), 10**6, 0, CPU)
+    a, b, c = (recipe.teacher((3, 16, 16), 20, seed, CPU) for seed in (1, 1, 2))
+    assert a.output_dim == 20 and a(x).shape == (2, 20)
+    torch.testing.assert_close(a(x), whole(x) @ a.mix)
+    assert torch.equal(a(x), b(x)) and not torch.equal(a(x), c(x))
+    assert a.checksum == b.checksum != c.checksum
+
+
+def test_it_teaches_and_its_weights_count(weights, tmp_path):
+    rng = np.random.default_rng(0)
+    y = np.arange(60) % 2
+    X = (rng.random((60, 16, 16, 3)) * 80).astype(np.uint8)
+    X[y == 1, :, 4:8] += 120  # a bright bar
+    numbers = load_weights(weights).count
+    model = WhitenedPEC(teacher=Synthetic(weights), memory=numbers + 5_000, expected_classes=2)
+    model.fit(X[:40], y[:40])
+    assert model.score(X[40:], y[40:]) == 1
+    assert model.dim_ == 97  # 97·98/2 + 2·97 ≤ 5,000
+    assert model.n_parameters_ == 97 * 98 // 2 + 2 * 97 + numbers
+    model.save(tmp_path / "model.safetensors")
+    again = pecil.load(tmp_path / "model.safetensors")
+    assert np.array_equal(again.errors(X), model.errors(X))
+    assert np.array_equal(pickle.loads(pickle.dumps(model)).errors(X), model.errors(X))
+    message = f"memory=100 is too small: .* take {3 + numbers} numbers, {numbers} of them the teach"
+    with pytest.raises(ValueError, match=message):
+        WhitenedPEC(teacher=Synthetic(weights), memory=100, expected_classes=2).fit(X, y)
+
+
+def test_a_model_wants_the_weights_it_was_trained_with(weights, encoder, tmp_path):
+    X = np.random.default_rng(0).random((8, 16, 16))
+    model = WhitenedPEC(teacher=Synthetic(weights), dim=10).fit(X, [0, 1] * 4)
+    model.save(tmp_path / "model.safetensors")
+    with torch.no_grad():
+        encoder.convolutions[0].weight.mul_(2)
+    save_weights(encoder, weights, {})
+    with pytest.raises(pecil.ModelFileError, match="the teacher here is not the one"):
+        pecil.load(tmp_path / "model.safetensors")
+
+
+def test_weights_are_few_and_in_half_precision(weights):
+    found = load_weights(weights)
+    sizes = [3, *CHANNELS]
+    expected = sum(9 * a * b + b for a, b in zip(sizes, CHANNELS, strict=False))
+    assert found.count == expected == Synthetic(weights).n_weights
+    assert found.channels == list(CHANNELS)
+    assert found.about == {"note": "a test"}
+
+
+def test_mirror_of_the_estimator_is_the_teachers(weights):
+    X = np.random.default_rng(0).random((4, 16, 16))
+    model = WhitenedPEC(teacher=Synthetic(weights), dim=10, mirror=False).fit(X, [0, 1, 0, 1])
+    assert model._teacher.recipe.mirror is False
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Synthetic(grids=(4, 3)), r"grids must be 3 whole numbers .* they are \(4, 3\)"),
+        (lambda: Synthetic(grids=3), "grids must be 3 whole numbers .* they are 3"),
+        (lambda: Synthetic(reduce=0), "reduce must be a whole number of at least 1, .* is 0"),
+        (lambda: Encoder((1, 2, 3)), r"channels must be 6 whole numbers .* \(1, 2, 3\)"),
+    ],
+)
+def test_wrong_settings_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_wrong_files_and_samples_are_refused(weights, tmp_path):
+    with pytest.raises(FileNotFoundError, match="or a file, got 'huge'"):
+        load_weights("huge")
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(Path(weights).read_bytes()[:-100])
+    with pytest.raises(ValueError, match="expected tensors in the safetensors format"):
+        load_weights(str(broken))
+    pecil.files.write_tensors(broken, {"a": torch.ones(2)}, {})
+    with pytest.raises(ValueError, match=re.escape("holds ['a'], not the weights of a teacher")):
+        load_weights(str(broken))
+    for shape in ((5,), (4, 16, 16)):
+        with pytest.raises(ValueError, match="needs grey or colour images"):
+            Synthetic(weights).teacher(shape, 10, 0, CPU)
