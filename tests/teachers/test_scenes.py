@@ -18,6 +18,7 @@ from pecil.teachers.scenes import (
     SHADED,
     Scenes,
     draw,
+    main,
     render,
 )
 
@@ -157,3 +158,12 @@ def test_shares_say_how_many_of_each():
 def test_wrong_shares_are_refused(shares, message):
     with pytest.raises(ValueError, match=message):
         draw(shares, 1)
+
+
+def test_a_contact_sheet(tmp_path):
+    path = tmp_path / "sheet.png"
+    main([str(path), "--families", "leaves", "strokes", "--columns", "2", "--side", "16"])
+    assert path.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SystemExit, match="families out of .*, got 'cats'"):
+        main([str(tmp_path / "other.png"), "--families", "cats"])
+    assert [file.name for file in tmp_path.iterdir()] == ["sheet.png"]

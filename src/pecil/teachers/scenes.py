@@ -6,19 +6,27 @@ how turned and squashed) and a paint. Families of scenes differ in what these ar
 All numbers of a scene are drawn on the CPU from one generator; the picture is made of them on any
 device. Lengths are in sides of the picture.
 
+``python -m pecil.teachers.scenes sheet.png`` shows them.
+
 >>> drawn = draw({"leaves": 3, "glyphs": 1}, 8, seed=0, side=32)
 >>> drawn.pictures.shape, drawn.pictures.dtype
 (torch.Size([8, 3, 32, 32]), torch.uint8)
 """
 
+import argparse
 import math
-from collections.abc import Callable, Mapping
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from pecil.files import written_whole
 
 BLOB, POLYGON, RING, CAPSULE = range(4)  # shapes; a blob without waves is an ellipse
 FLAT, GRADIENT, GRATING, GRAIN, SHADED = range(5)  # paints
@@ -414,3 +422,67 @@ def draw(
             traits[at] = scenes.traits.half()
             drawn += some
     return Drawn(pictures, seen, traits)
+
+
+# --------------------------------------------------------------------------- contact sheet
+
+
+def contact_sheet(
+    path: str | os.PathLike[str],
+    families: Sequence[str] = tuple(FAMILIES),
+    *,
+    columns: int = 12,
+    seed: int = 0,
+    side: int = 48,
+) -> None:
+    """Save a picture with a row of pictures for each family; needs matplotlib.
+
+    Parameters
+    ----------
+    path : path-like
+        A PNG file, or what else matplotlib writes.
+    families : sequence of str
+    columns : int
+        Pictures of each.
+    seed : int
+    side : int
+        Pixels of a side.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError('drawing needs matplotlib: pip install "pecil[plot]"') from error
+
+    figure = Figure(figsize=(columns, len(families)), dpi=100)
+    all_axes = figure.subplots(len(families), columns, squeeze=False)
+    for name, row in zip(families, all_axes, strict=True):
+        pictures = draw({name: 1}, columns, seed=seed, side=side).pictures
+        for axes, picture in zip(row, pictures, strict=True):
+            axes.imshow(picture.movedim(0, -1).numpy(), interpolation="nearest")
+            axes.set_xticks([])
+            axes.set_yticks([])
+        row[0].set_ylabel(name)
+    figure.subplots_adjust(0.06, 0.01, 0.99, 0.99, 0.05, 0.05)
+    with written_whole(path) as temporary:
+        figure.savefig(temporary)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Save a contact sheet as the command line says."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pecil.teachers.scenes", description="Save a sheet of synthetic pictures."
+    )
+    parser.add_argument("path", type=Path, help="a PNG file")
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES), help=", ".join(FAMILIES))
+    parser.add_argument("--columns", type=int, default=12, help="pictures of each [12]")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--side", type=int, default=48, help="pixels of a side [48]")
+    given = vars(parser.parse_args(arguments))
+    try:
+        contact_sheet(**given)
+    except (ValueError, OSError, ImportError) as error:
+        sys.exit(f"{parser.prog}: {error}")
+
+
+if __name__ == "__main__":
+    main()
