@@ -53,8 +53,10 @@ def test_the_learning_rate_with_the_most_seeds_stands_for_a_point():
         result("pec", "mnist", 0.90, 1, epochs=5),
         *(result("pec", "mnist", 0.93, 1, seed, epochs=5, lr=0.003) for seed in range(2)),
         result("pec", "mnist", 0.92, 1),
-        *(result("pec", "mnist", 0.80, 1, seed, lr=0.1) for seed in range(2)),  # not the usual one
+        *(result("pec", "mnist", 0.80, 1, seed, lr=0.03) for seed in range(2)),  # not the usual one
         result("pec", "mnist", 0.10, 1, epochs=5, student_width=7),
+        result("pec", "mnist", 0.10, 1, epochs=7),  # at no place of the figures
+        result("pec", "mnist", 0.10, 1, lr=0.07),
         result("pec", "cifar100", 0.10, 1),
     ]
     points = figures.FIGURES["epochs"].points(results)
@@ -63,7 +65,7 @@ def test_the_learning_rate_with_the_most_seeds_stands_for_a_point():
         (5, pytest.approx(93), 2),
     ]
     points = figures.FIGURES["learning_rate"].points(results)
-    assert [(p.x, p.seeds) for p in points] == [(0.01, 1), (0.1, 2)]
+    assert [(p.x, p.seeds) for p in points] == [(0.01, 1), (0.03, 2)]
 
 
 def test_several_classes_a_task_are_a_dashed_curve(tmp_path, monkeypatch):
@@ -118,7 +120,7 @@ def test_a_panel_for_each_dataset_is_drawn_without_a_display(tmp_path, monkeypat
     monkeypatch.delenv("DISPLAY", raising=False)
     drawn = []
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
-    more = result("pec", "mnist", 0.95, 200_000, budget=20_000)
+    more = result("pec", "mnist", 0.95, 200_000, budget=20_000, student_width=20)
     MEMORY.draw(MEMORY.points([*RESULTS, more]), tmp_path / "memory.png")
     panels = [axes for axes in drawn[0].axes if axes.get_visible()]
     assert [axes.get_title(loc="left") for axes in panels] == ["MNIST", "CIFAR-10"]

@@ -85,6 +85,8 @@ class Figure:
     def points(self, results: Iterable[Result]) -> list[Point]:
         """Gather runs whose settings are the usual ones but for what varies.
 
+        Where the places of a curve are given, others are not shown: they are another figure's.
+
         Parameters
         ----------
         results : iterable of Result
@@ -125,7 +127,13 @@ class Figure:
         if method not in self.methods or dataset not in self.datasets:
             return False
         usual = self.usual(method, dataset)
-        return any(self._rest(experiment) == self._rest(one) for one in usual)
+        if all(self._rest(experiment) != self._rest(one) for one in usual):
+            return False
+        places = self.places(method, dataset)
+        return not places or self._values(experiment, self.varied) in {
+            self._values(planned(method, dataset, experiment.split, **changes), self.varied)
+            for changes in places
+        }
 
     def _values(self, experiment: Experiment, names: Sequence[str]) -> str:
         known = {"epochs": experiment.epochs, **experiment.settings}

@@ -104,8 +104,6 @@ def for_figure(
         known = _listed(f"{d}/{m}" for d, m in curves if figure.places(m, d))
         raise ValueError(
             f"figure {name} has no curve {_listed(only)}: expected DATASET/METHOD out of {known}"
-            if known
-            else f"figure {name} has no runs of its own: it shows those of tables"
         )
     there = {result.experiment.key: result for result in results}
     asked = [
