@@ -129,7 +129,7 @@ def _next(
     def made(**more: Any) -> Experiment:
         return planned(usual.method, usual.dataset, usual.split, **{**changes, **more})
 
-    if "lr" not in figure.tuned or not changes:
+    if "lr" not in figure.tuned or "lr" not in usual.settings or not changes:
         return [made(seed=seed) for seed in range(1, seeds + 1)]
     rates = grid_for(usual.method)["lr"]
     tried = [made(seed=1, lr=rate, validation=True) for rate in rates]

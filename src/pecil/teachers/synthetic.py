@@ -304,7 +304,13 @@ class Training:
         self.encoder.train()
 
 
-def validate(weights: Path, dataset: str, samples: int, device: str | torch.device) -> float:
+def validate(
+    weights: Path,
+    dataset: str,
+    samples: int,
+    device: str | torch.device,
+    grids: Sequence[int] = Synthetic.grids,
+) -> float:
     """Return the accuracy of whitened PEC on a tenth of a dataset's training set, held out.
 
     Parameters
@@ -316,6 +322,8 @@ def validate(weights: Path, dataset: str, samples: int, device: str | torch.devi
     samples : int
         How many samples of the training set take part, drawn at random.
     device : str or torch.device
+    grids : sequence of int
+        Over which the teacher's maps are averaged.
     """
     import numpy as np
 
@@ -326,7 +334,7 @@ def validate(weights: Path, dataset: str, samples: int, device: str | torch.devi
     order = np.random.default_rng(0).permutation(len(data.train_y))[:samples]
     held, rest = np.split(order, [max(1, len(order) // 10)])
     model = WhitenedPEC(
-        teacher=Synthetic(str(weights), mirror=DATASETS[dataset].mirror),
+        teacher=Synthetic(str(weights), tuple(grids), mirror=DATASETS[dataset].mirror),
         dim=10**9,
         mean=data.mean,
         std=data.std,
