@@ -24,7 +24,7 @@ RESULTS = [
     result(0.93, seed=2),
     result(0.50, "cifar10"),
     result(0.98, method="whitened_pec"),
-    result(0.10, lr=0.5),
+    result(0.10, lr=0.03),
 ]
 
 
