@@ -31,6 +31,7 @@ from pecil.pec.inputs import check_labels, check_samples
 from pecil.pec.networks import CustomTeacher, most
 from pecil.pec.scatter import Scatter
 from pecil.teachers import RECIPES, FeatureTeacher, Filters, Recipe, Synthetic
+from pecil.teachers.base import weights_of
 
 FOR_PICTURES, OTHERWISE = 11_200_000, 1_000_000  # numbers that a model holds by default
 SMALLEST = 4  # pixels of a side for which filters make sense
@@ -481,8 +482,8 @@ class WhitenedPEC(ErrorClassifier):
     def n_parameters_(self) -> int:
         """Numbers that the model holds."""
         check_is_fitted(self, "classes_")
-        weights = getattr(self._recipe(), "n_weights", 0)  # those of a callable are the user's
-        return self.dim_ * (self.dim_ + 1) // 2 + len(self._labels) * self.dim_ + weights
+        own = self.dim_ * (self.dim_ + 1) // 2 + len(self._labels) * self.dim_
+        return own + weights_of(self._recipe())
 
     @property
     def shrinkage_(self) -> float:
@@ -532,14 +533,13 @@ class WhitenedPEC(ErrorClassifier):
         pictures = pictures or isinstance(recipe, Synthetic)
         memory = float(self.memory or (FOR_PICTURES if pictures else OTHERWISE))
         half = self.expected_classes + 0.5
-        left = max(0.0, memory - recipe.n_weights)
-        dim = int(math.sqrt(half * half + 2 * left) - half)
+        weights = weights_of(recipe)
+        dim = int(math.sqrt(half * half + 2 * max(0.0, memory - weights)) - half)
         if dim < 1:
-            least = 1 + self.expected_classes + recipe.n_weights
             raise ValueError(
                 f"memory={self.memory!r} is too small: one feature and {self.expected_classes} "
-                f"classes take {least} numbers"
-                + (f", {recipe.n_weights} of them the teacher's" if recipe.n_weights else "")
+                f"classes take {1 + self.expected_classes + weights} numbers"
+                + (f", {weights} of them the teacher's" if weights else "")
             )
         return dim
 

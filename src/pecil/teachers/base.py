@@ -22,16 +22,17 @@ class FeatureTeacher(Protocol):
 
 
 class Recipe(Protocol):
-    """How a teacher is made."""
-
-    @property
-    def n_weights(self) -> int:
-        """The numbers that the teacher holds: none if it is drawn from the seed."""
+    """How a teacher is made; one with weights of its own says how many, as ``n_weights``."""
 
     def teacher(
         self, input_shape: tuple[int, ...], dim: int, seed: int, device: torch.device
     ) -> FeatureTeacher:
         """Draw a teacher of at most ``dim`` features."""
+
+
+def weights_of(recipe: Any) -> int:
+    """Return how many numbers a teacher holds: none if it is drawn from the seed."""
+    return int(getattr(recipe, "n_weights", 0))
 
 
 def probe(teacher: Any, input_shape: tuple[int, ...], device: torch.device) -> list[float]:

@@ -126,11 +126,6 @@ class Filters:
         columns = (grid + 1) // 2 if self.mirror else grid
         return (2 if self.signed else 1) * grid * columns
 
-    @property
-    def n_weights(self) -> int:
-        """None: it is drawn from the seed."""
-        return 0
-
     def teacher(
         self, input_shape: tuple[int, ...], dim: int, seed: int, device: torch.device
     ) -> FeatureTeacher:

@@ -15,11 +15,6 @@ from pecil.teachers.base import FeatureTeacher, between, probe
 class Identity:
     """h(x) = x: for inputs that are embeddings already."""
 
-    @property
-    def n_weights(self) -> int:
-        """None: it is drawn from the seed."""
-        return 0
-
     def teacher(
         self, input_shape: tuple[int, ...], dim: int, seed: int, device: torch.device
     ) -> FeatureTeacher:
@@ -59,11 +54,6 @@ class RandomFeatures:
             raise ValueError(f"kind must be 'relu' or 'rbf', but it is {self.kind!r}")
         if self.gamma is not None and not between(self.gamma, 0, math.inf):
             raise ValueError(f"gamma must be a positive number, but it is {self.gamma!r}")
-
-    @property
-    def n_weights(self) -> int:
-        """None: it is drawn from the seed."""
-        return 0
 
     def teacher(
         self, input_shape: tuple[int, ...], dim: int, seed: int, device: torch.device
