@@ -38,6 +38,7 @@ SIZES = (  # settings that set a size
     *("student_width", "teacher_width", "output_dim", "pool", "budget"),
 )
 COLUMNS = 3  # panels side by side
+PLACES, LETTERS = 7, 6  # of a horizontal axis, up to which each place has its number
 DECADE, LEAST = 10, 5  # what axes reach at the least: a factor, and percents of accuracy
 
 
@@ -181,7 +182,7 @@ class Figure:
         columns = min(COLUMNS, len(datasets))
         rows = -(-len(datasets) // columns)
         names = {(p.method, p.split) for p in points if p.dataset in datasets}
-        beside = min(len(names), (2 if self.several else 3) * columns)  # entries of the legend
+        beside = min(len(names), columns + 1 if self.several else 3 * columns)  # in the legend
         figure = blank(max(6, 4 * columns), 3.4 * rows + 0.3 + 0.3 * -(-len(names) // beside))
         panels = list(figure.subplots(rows, columns, squeeze=False).flat)
         handles: dict[str, Any] = {}
@@ -192,6 +193,10 @@ class Figure:
             axes.set_ylabel("test accuracy (%)")
             axes.set_xscale("log" if self.log else "linear")
             roomy(axes)
+            places = sorted({point.x for point in points if point.dataset == dataset})
+            labels = [f"{place:,g}" for place in places]
+            if len(places) <= PLACES and max(map(len, labels)) <= LETTERS:
+                axes.set_xticks(places, labels)
         for axes in panels[len(datasets) :]:
             axes.set_visible(False)
         figure.legend(
@@ -256,11 +261,13 @@ def _setting(name: str, usual: int = 1) -> Callable[[Result], float]:
     return lambda result: float(result.experiment.settings.get(name, usual))
 
 
-def _of_pec(setting: str, title: str, *, name: str = "", log: bool = True) -> Figure:
+def _of_pec(
+    setting: str, title: str, label: str = "", *, name: str = "", log: bool = True
+) -> Figure:
     return Figure(
         name or setting,
         title,
-        setting.replace("_", " "),
+        label or setting.replace("_", " "),
         _setting(setting),
         (setting,),
         methods=("pec",),
@@ -290,7 +297,7 @@ FIGURES: Mapping[str, Figure] = {
         _of_pec("hidden_layers", "Depth of PEC's networks (Figure 3)", log=False),
         _of_pec("student_width", "Width of PEC's students (Figure 3)"),
         _of_pec("teacher_width", "Width of PEC's teacher (Figure 3)"),
-        _of_pec("output_dim", "Outputs of PEC's networks (Figure 3)"),
+        _of_pec("output_dim", "Outputs of PEC's networks (Figure 3)", "outputs"),
         Figure(
             "learning_rate",
             "Learning rate (Figure 4, in the appendix)",
@@ -299,7 +306,13 @@ FIGURES: Mapping[str, Figure] = {
             ("lr",),
             tuned=(),
         ),
-        _of_pec("ensemble", "Student-teacher pairs of PEC (Figure 5)", name="members", log=False),
+        _of_pec(
+            "ensemble",
+            "Student-teacher pairs of PEC (Figure 5)",
+            "student-teacher pairs",
+            name="members",
+            log=False,
+        ),
         Figure(
             "memory",
             "Accuracy against memory",
