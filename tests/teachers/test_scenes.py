@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from pecil.teachers import scenes
 from pecil.teachers.scenes import (
     BLOB,
     CAPSULE,
@@ -137,6 +138,14 @@ def test_families_draw_lively_pictures_that_the_seed_decides(family):
     other = draw({family: 1}, 12, seed=2, side=32)
     assert torch.equal(drawn.pictures, again.pictures)
     assert not torch.equal(drawn.pictures, other.pictures)
+
+
+def test_pictures_do_not_depend_on_how_many_are_made_at_a_time(monkeypatch):
+    whole = draw({"leaves": 1}, 10, side=16)
+    monkeypatch.setitem(scenes.MADE, "cpu", 3)
+    parts = draw({"leaves": 1}, 10, side=16)
+    assert torch.equal(whole.pictures, parts.pictures) and torch.equal(whole.seen, parts.seen)
+    assert torch.equal(whole.traits, parts.traits)
 
 
 def test_shares_say_how_many_of_each():

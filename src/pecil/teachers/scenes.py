@@ -18,7 +18,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Self
 
@@ -38,7 +38,7 @@ LATTICES = (3, 6, 12, 24)  # points to a side of the noises that add up to grain
 CURVE = 6  # capsules of a stroke
 LETTERS, PARTS = 3, 3  # glyphs of a row, strokes of a glyph
 MOST = 64  # layers of a scene
-AT_ONCE = {"cpu": 64, "cuda": 4096}  # pictures
+DRAWN, MADE = 1024, {"cpu": 64, "cuda": 1024}  # scenes, pictures at a time
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,14 @@ class Scenes:
         """Return scenes, all numbers changed in the same way."""
         return type(self)(*(change(getattr(self, field.name)) for field in fields(self)))
 
+    def part(self, start: int, stop: int, device: torch.device) -> Self:
+        """Return some of the scenes, on a device."""
+        return self.map(lambda values: values[start:stop].to(device))
+
+    def layer(self, k: int) -> Self:
+        """Return the numbers of one layer, without the axis of layers."""
+        return self.map(lambda values: values[:, min(k, values.shape[1] - 1)])
+
     @property
     def traits(self) -> Tensor:
         """What there is to tell of a layer, (n, MOST, 5), zero for layers that are not there.
@@ -98,8 +106,9 @@ class Scenes:
         both = {
             field.name: torch.cat([getattr(self, field.name), getattr(other, field.name)], 1)
             for field in fields(self)
+            if field.name not in ("lamp", "grain")
         }
-        return Scenes(**both | {"lamp": self.lamp, "grain": self.grain})
+        return replace(self, **both)
 
 
 # ------------------------------------------------------------------------------ painting
@@ -120,7 +129,7 @@ def render(scenes: Scenes, side: int) -> tuple[Tensor, Tensor]:
     pictures = torch.zeros(len(scenes), 3, side, side, device=at.device)
     seen = torch.zeros(len(scenes), side, side, dtype=torch.uint8, device=at.device)
     for k in range(scenes.layers):
-        layer = scenes.map(lambda values, k=k: values[:, min(k, values.shape[1] - 1)])  # type: ignore[misc]
+        layer = scenes.layer(k)
         p, q = _local(layer, xx, yy)
         cover = _cover(layer, p, q, side)
         first, second = layer.colours[..., None, None].unbind(1)  # (n, 3, 1, 1)
@@ -169,9 +178,9 @@ def _mixture(layer: Scenes, p: Tensor, q: Tensor, xx: Tensor, yy: Tensor, grain:
     slope = (0.5 + 0.5 * (p * cosine + q * sine)).clamp(0, 1)
     wave = torch.sin(2 * math.pi * frequency * (xx * cosine + yy * sine) + phase)
     x, y, z = (_wide(values) for values in layer.lamp.unbind(1))
-    turned, sine = _wide(layer.angle.cos()), _wide(layer.angle.sin())
-    height = (1 - p.square() - q.square()).clamp(min=0).sqrt()
-    lit = p * (x * turned + y * sine) + q * (y * turned - x * sine) + height * z
+    cosine, sine = _wide(layer.angle.cos()), _wide(layer.angle.sin())
+    height = (1 - p.square() - q.square()).clamp(min=0).sqrt()  # of a round thing
+    lit = p * (x * cosine + y * sine) + q * (y * cosine - x * sine) + height * z
     mixture = torch.where(paint == GRADIENT, slope, 0.0)
     mixture = torch.where(paint == GRATING, 0.5 + 0.5 * wave, mixture)
     mixture = torch.where(paint == GRAIN, grain, mixture)
@@ -261,9 +270,12 @@ def _stack(
 def _ground(dice: _Dice, *paints: float) -> Scenes:
     """Draw a layer that covers everything."""
     one = _stack(dice.of(1), paints=paints, radii=(1, 1.5), squash=1)
-    place = {"centre": torch.full_like(one.centre, 0.5), "shape": torch.full_like(one.shape, BLOB)}
-    waves = torch.cat([torch.zeros_like(one.waves[..., :1]), one.waves[..., 1:]], 2)
-    return Scenes(**vars(one) | place | {"waves": waves})
+    return replace(
+        one,
+        centre=torch.full_like(one.centre, 0.5),
+        shape=torch.full_like(one.shape, BLOB),
+        waves=one.waves * torch.tensor([0.0, 1, 1]),
+    )
 
 
 def _strokes(dice: _Dice, curves: Tensor, width: Tensor, colour: Tensor) -> Scenes:
@@ -276,16 +288,14 @@ def _strokes(dice: _Dice, curves: Tensor, width: Tensor, colour: Tensor) -> Scen
     width, colour = (part.repeat_interleave(CURVE, 1) for part in (width, colour))
     half = along.norm(dim=2) / 2 + width
     many = _stack(dice.of(along.shape[1]))
-    return Scenes(
-        **vars(many)
-        | {
-            "centre": ((start + stop) / 2).flatten(1, 2),
-            "radius": half,
-            "squash": half / width,
-            "angle": torch.atan2(along[..., 1], along[..., 0]),
-            "shape": torch.full_like(many.shape, CAPSULE),
-            "colours": colour.unsqueeze(2).expand(-1, -1, 2, -1),
-        }
+    return replace(
+        many,
+        centre=((start + stop) / 2).flatten(1, 2),
+        radius=half,
+        squash=half / width,
+        angle=torch.atan2(along[..., 1], along[..., 0]),
+        shape=torch.full_like(many.shape, CAPSULE),
+        colours=colour.unsqueeze(2).expand(-1, -1, 2, -1),
     )
 
 
@@ -332,12 +342,10 @@ def glyphs(n: int, generator: torch.Generator) -> Scenes:
     ground = _ground(dice, 2, 2, 0, 1)
     clutter = _stack(dice.of(3), paints=(1, 1), radii=(0.2, 0.8))
     away = torch.where(one.between(0, 1) < 0.5, 9.0, 0.0)  # half of the grounds are plain
-    clutter = Scenes(**vars(clutter) | {"centre": clutter.centre + away.unsqueeze(2)})
+    clutter = replace(clutter, centre=clutter.centre + away.unsqueeze(2))
     height, slim = one.between(0.4, 0.9), one.between(0.35, 0.75)
     width = height * slim
-    anchors = torch.stack(
-        [dice.between(0, 3, 3).floor() / 2 - 0.5, dice.between(0, 3, 3).floor() / 2 - 0.5], 3
-    )  # ends and bends on three by three places
+    anchors = dice.between(0, 3, 3, 2).floor() / 2 - 0.5  # ends and bends, three by three places
     anchors = anchors + dice.between(-0.08, 0.08, 3, 2)
     letter = torch.arange(LETTERS).repeat_interleave(PARTS) - LETTERS // 2
     lonely = (one.between(0, 1) < 0.4) * 9.0
@@ -414,12 +422,14 @@ def draw(
         done += share
         until = round(n * done / total)
         while drawn < until:
-            some = min(AT_ONCE.get(device.type, AT_ONCE["cpu"]), until - drawn)
-            scenes = FAMILIES[name](some, generator).map(lambda values: values.to(device))
-            made, layers = render(scenes, side)
-            at = places[drawn : drawn + some]
-            pictures[at], seen[at] = (made * 255).round().byte(), layers
-            traits[at] = scenes.traits.half()
+            some = min(DRAWN, until - drawn)
+            scenes = FAMILIES[name](some, generator)
+            size = MADE.get(device.type, MADE["cpu"])
+            for start in range(0, some, size):
+                few = scenes.part(start, start + size, device)
+                at = places[drawn + start : drawn + start + len(few)]
+                made, seen[at] = render(few, side)
+                pictures[at], traits[at] = (made * 255).round().byte(), few.traits.half()
             drawn += some
     return Drawn(pictures, seen, traits)
 
