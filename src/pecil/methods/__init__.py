@@ -170,7 +170,11 @@ METHODS = {
             description="One student per class imitates a frozen random teacher; "
             "the student with the smallest error names the class.",
             learner=PECLearner,
-            options=(*_parameters(PEC, but="teacher"), "balancing"),  # a teacher is a callable
+            options=(
+                *_parameters(PEC, but="teacher"),
+                "balancing",
+                "size",
+            ),  # a teacher is a callable
             independent=True,
         ),
         Method(

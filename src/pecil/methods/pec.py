@@ -8,7 +8,7 @@ import torch
 
 from pecil import PEC
 from pecil.methods.buffer import Reservoir
-from pecil.methods.learner import Array
+from pecil.methods.learner import Array, resized
 from pecil.methods.recording import Chance
 from pecil.pec.balance import Balanced, balance
 from pecil.pec.base import one_of
@@ -20,6 +20,8 @@ class PECLearner:
     Each task tells how many samples of its classes will come, which is what the linear
     learning-rate schedule needs. All classes at once are one `fit`, in the given order:
     the same model, and the only way to cut classes to equal budgets.
+
+    With ``size``, images of bytes are brought to that height and width first.
 
     With ``balancing="buffer"`` it keeps ``buffer`` samples of the stream and balances its classes
     with them (:func:`pecil.balance`); with "oracle" the benchmark balances them with the test set.
@@ -43,13 +45,14 @@ class PECLearner:
         std: Any = None,
         seed: int = 0,
         device: str = "auto",
+        size: int | None = None,
         balancing: str | None = None,
         buffer: int = 0,
         **settings: Any,
     ) -> None:
         if balancing is not None:
             one_of("balancing", balancing, ("buffer", "oracle"))
-        self.n_classes = n_classes
+        self.n_classes, self.size = n_classes, size
         self.seed = seed
         self.balanced: Balanced | None = None
         self.kept: Reservoir | None = None
@@ -86,6 +89,7 @@ class PECLearner:
 
     def learn(self, x: Array, y: Array) -> None:
         """Learn samples in their order."""
+        x = self._sized(x)
         whole = len(np.unique(y)) == self.n_classes and not hasattr(self.pec, "classes_")
         (self.pec.fit if whole else self.pec.partial_fit)(x, y)
         if self.kept is not None:
@@ -99,7 +103,7 @@ class PECLearner:
 
     def balance(self, x: Array, y: Array) -> None:
         """Balance the classes with some samples."""
-        self.balanced = balance(self.pec, x, y, random_state=self.seed)
+        self.balanced = balance(self.pec, self._sized(x), y, random_state=self.seed)
 
     def end_task(self) -> None:
         """Do nothing: PEC needs no tasks."""
@@ -107,7 +111,15 @@ class PECLearner:
     def scores(self, x: Array) -> Array:
         """Return the negative prediction errors, balanced or not, (n, n_classes)."""
         if self.kept is not None and self.balanced is None:
-            self.balance(*(self.kept.fields[name].numpy() for name in ("x", "y")))
+            kept = (self.kept.fields[name].numpy() for name in ("x", "y"))
+            self.balanced = balance(self.pec, *kept, random_state=self.seed)
         scores = np.full((len(x), self.n_classes), -np.inf, dtype=np.float32)
-        scores[:, self.pec.classes_] = -(self.balanced or self.pec).errors(x)
+        scores[:, self.pec.classes_] = -(self.balanced or self.pec).errors(self._sized(x))
         return scores
+
+    def _sized(self, x: Array) -> Array:
+        """Return samples at the size at which they are looked at."""
+        if self.size is None:
+            return x
+        sized: Array = resized(torch.as_tensor(x), self.size).numpy()
+        return sized
