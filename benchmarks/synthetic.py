@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from common import ROOT, Row, describe, keep, kept
+from pecil.teachers.network import load_weights
 from pecil.teachers.scenes import FAMILIES
 from pecil.teachers.synthetic import OBJECTIVES, Settings, train, validate
-from pecil.teachers.trained import load_weights
 
 RESULTS = ROOT / "results" / "validation" / "synthetic.jsonl"
 DATASETS = ("cifar10", "cifar100", "svhn", "mnist")

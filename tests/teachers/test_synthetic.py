@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from pecil.teachers import synthetic
+from pecil.teachers.network import load_weights
 from pecil.teachers.scenes import draw
 from pecil.teachers.synthetic import Settings, Training, View, barlow, scene, simclr, train, vicreg
-from pecil.teachers.trained import load_weights
 
 TINY = {
     "channels": (4, 6, 8, 8, 12, 12),

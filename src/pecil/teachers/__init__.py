@@ -12,7 +12,7 @@ teacher.
 
 from pecil.teachers.base import FeatureTeacher, Recipe
 from pecil.teachers.filters import Filters
-from pecil.teachers.trained import Synthetic
+from pecil.teachers.network import Synthetic
 from pecil.teachers.vectors import Identity, RandomFeatures
 
 __all__ = [

@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pecil.files import written_whole
+from pecil.teachers.network import Encoder, Synthetic, save_weights
 from pecil.teachers.scenes import PAINTS, SHAPES, Drawn, check_shares, draw
-from pecil.teachers.trained import Encoder, Synthetic, save_weights
 
 VIEW = 32  # pixels of a view's side
 CELLS = 8  # to a side, where a scene is to be told

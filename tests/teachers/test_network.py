@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import pecil
 from pecil import WhitenedPEC
 from pecil.teachers import Synthetic
-from pecil.teachers.trained import Encoder, load_weights, save_weights, standardised
+from pecil.teachers.network import Encoder, load_weights, save_weights, standardised
 
 CHANNELS = (4, 6, 8, 8, 10, 12)
 CPU = torch.device("cpu")
