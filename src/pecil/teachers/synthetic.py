@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from pecil.files import written_whole
 from pecil.teachers.network import Encoder, Synthetic, save_weights
-from pecil.teachers.scenes import PAINTS, SHAPES, Drawn, check_shares, draw
+from pecil.teachers.scenes import FAMILIES, PAINTS, SHAPES, Drawn, check_shares, draw
 
 VIEW = 32  # pixels of a view's side
 CELLS = 8  # to a side, where a scene is to be told
@@ -42,7 +42,7 @@ class Settings:
     """Channels of the six convolutions."""
     objective: str = "simclr"
     """simclr, barlow or vicreg; or scene: tell shapes, paints, directions, sizes everywhere."""
-    families: Mapping[str, float] = field(default_factory=lambda: {"leaves": 1.0})
+    families: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(FAMILIES, 1.0))
     """Families of scenes, and the share of each."""
     pictures: int = 98_304
     """How many pictures there are; each is seen again and again."""
