@@ -21,7 +21,7 @@ def encoder():
     torch.manual_seed(0)
     made = Encoder(CHANNELS)
     with torch.no_grad():  # batch norm that does something
-        for norm in made.norms:
+        for _, norm in made.layers:
             for values in (norm.weight, norm.bias, norm.running_mean):
                 values.uniform_(0.5, 1.5)
             norm.running_var.uniform_(0.5, 2)
@@ -129,7 +129,7 @@ def test_a_model_wants_the_weights_it_was_trained_with(weights, encoder, tmp_pat
     model = WhitenedPEC(teacher=Synthetic(weights), dim=10).fit(X, [0, 1] * 4)
     model.save(tmp_path / "model.safetensors")
     with torch.no_grad():
-        encoder.convolutions[0].weight.mul_(2)
+        encoder.layers[0][0].weight.mul_(2)
     save_weights(encoder, weights, {})
     with pytest.raises(pecil.ModelFileError, match="the teacher here is not the one"):
         pecil.load(tmp_path / "model.safetensors")

@@ -95,10 +95,10 @@ def test_a_scene_is_told_where_the_view_looks():
         return torch.cat([kinds, paints, rest], 3).movedim(3, 1)
 
     x = torch.zeros(6, 3, 32, 32)
-    assert float(scene(told(), View(x, where), drawn)) < 0.05
+    assert float(scene(told(), View(x, where), drawn.seen, drawn.traits)) < 0.05
     flipped = torch.stack([-where[:, 0], where[:, 1]], 1)
-    assert float(scene(told(mirrored=True), View(x, flipped), drawn)) < 0.05
-    assert float(scene(told(), View(x, flipped), drawn)) > 0.3
+    assert float(scene(told(mirrored=True), View(x, flipped), drawn.seen, drawn.traits)) < 0.05
+    assert float(scene(told(), View(x, flipped), drawn.seen, drawn.traits)) > 0.3
 
 
 @pytest.mark.parametrize("objective", synthetic.OBJECTIVES)

@@ -171,10 +171,9 @@ METHODS = {
             "the student with the smallest error names the class.",
             learner=PECLearner,
             options=(
-                *_parameters(PEC, but="teacher"),
-                "balancing",
-                "size",
-            ),  # a teacher is a callable
+                *_parameters(PEC, but="teacher"),  # which is a callable
+                *("balancing", "size"),
+            ),
             independent=True,
         ),
         Method(

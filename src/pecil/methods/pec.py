@@ -103,7 +103,10 @@ class PECLearner:
 
     def balance(self, x: Array, y: Array) -> None:
         """Balance the classes with some samples."""
-        self.balanced = balance(self.pec, self._sized(x), y, random_state=self.seed)
+        self._balance(self._sized(x), y)
+
+    def _balance(self, x: Array, y: Array) -> None:
+        self.balanced = balance(self.pec, x, y, random_state=self.seed)
 
     def end_task(self) -> None:
         """Do nothing: PEC needs no tasks."""
@@ -111,8 +114,7 @@ class PECLearner:
     def scores(self, x: Array) -> Array:
         """Return the negative prediction errors, balanced or not, (n, n_classes)."""
         if self.kept is not None and self.balanced is None:
-            kept = (self.kept.fields[name].numpy() for name in ("x", "y"))
-            self.balanced = balance(self.pec, *kept, random_state=self.seed)
+            self._balance(*(self.kept.fields[name].numpy() for name in ("x", "y")))
         scores = np.full((len(x), self.n_classes), -np.inf, dtype=np.float32)
         scores[:, self.pec.classes_] = -(self.balanced or self.pec).errors(self._sized(x))
         return scores

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 PROBES = 32  # outputs that tell teachers apart
+LARGE, NEAR = 64, 40  # pixels of a side from which on images are reduced, and to about what
 
 
 class FeatureTeacher(Protocol):
@@ -28,6 +29,20 @@ class Recipe(Protocol):
         self, input_shape: tuple[int, ...], dim: int, seed: int, device: torch.device
     ) -> FeatureTeacher:
         """Draw a teacher of at most ``dim`` features."""
+
+
+class Remade:
+    """A teacher that leaves its numbers out of pickles: what it was made of makes them again."""
+
+    _made_of: tuple[Any, ...]
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), self._made_of
+
+
+def reduction(side: int, given: int | None) -> int:
+    """Return the side of the squares of pixels that are averaged, for images of so many pixels."""
+    return given or (max(1, round(side / NEAR)) if side > LARGE else 1)
 
 
 def weights_of(recipe: Any) -> int:

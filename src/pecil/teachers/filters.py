@@ -6,20 +6,18 @@ the CPU and then moved: the same seed gives the same teacher on every device.
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pecil.pec.networks import ALIGN, cached, cut, pooling
-from pecil.teachers.base import FeatureTeacher, between, probe, whole
+from pecil.teachers.base import FeatureTeacher, Remade, between, probe, reduction, whole
 from pecil.teachers.pictures import dead_leaves, strokes
 
 CONTRAST = 0.01  # added to a patch's variance: flat patches are not blown up
 PICTURES, PATCHES = 150, 50_000  # synthetic pictures behind the filters, patches taken from them
 LIVELY = 0.05  # variance of a patch that may become a filter
-LARGE = 64  # pixels of a side from which on images are reduced
 ON_GPU = 2**27  # floats of responses held at a time
 
 
@@ -170,7 +168,7 @@ class _Bank:
     counts: list[int] = field(default_factory=list)  # filters of each grid
 
 
-class _Filters:
+class _Filters(Remade):
     def __init__(
         self,
         recipe: Filters,
@@ -183,7 +181,7 @@ class _Filters:
         self.recipe = recipe
         channels, height, width = input_shape
         side = min(height, width)
-        self.reduce = recipe.reduce or (max(1, round(side / 40)) if side > LARGE else 1)
+        self.reduce = reduction(side, recipe.reduce)
         side //= self.reduce
         generator = torch.Generator().manual_seed(seed)
         prior = _Prior(recipe, channels, generator)
@@ -200,10 +198,6 @@ class _Filters:
             mix = torch.randn(features, dim, generator=generator) / math.sqrt(features)
             self.mix, self.output_dim = mix.to(device), dim
         self.checksum = probe(self, input_shape, device)
-
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        """Leave the drawn values out of pickles: the recipe makes them again."""
-        return type(self), self._made_of
 
     def _laid_out(self, filters: Tensor, device: torch.device) -> list[Tensor]:
         """Lay filters (f, channels, k, k) out as columns.

@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pecil.files import read_tensors, write_tensors
-from pecil.teachers.base import FeatureTeacher, whole
+from pecil.teachers.base import FeatureTeacher, Remade, reduction, whole
 
 BLOCKS = 3  # of two convolutions each, at full, half and quarter resolution
-LEAST, LARGE = 16, 64  # pixels of a side between which images are taken as they are
+LEAST = 16  # pixels of a side up to which images are enlarged
 SHARP = 0.01  # added to a picture's variance
 ROWS = {"cpu": 32, "cuda": 1024}  # pictures at a time
 HERE = Path(__file__).parent / "weights"
@@ -50,21 +50,19 @@ class Encoder(nn.Module):
                 f"{tuple(channels)}"
             )
         sizes = [3, *channels]
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(n_in, n_out, 3, padding=1, bias=False)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(n_in, n_out, 3, padding=1, bias=False), nn.BatchNorm2d(n_out))
             for n_in, n_out in zip(sizes, channels, strict=False)
         )
-        self.norms = nn.ModuleList(nn.BatchNorm2d(n) for n in channels)
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Return the maps of each block for pictures (n, 3, height, width)."""
-        pairs = zip(self.convolutions, self.norms, strict=True)
-        return blocks(standardised(x), [nn.Sequential(*pair) for pair in pairs])
+        return blocks(standardised(x), list(self.layers))
 
     def folded(self) -> dict[str, Tensor]:
         """Return the weights and biases of convolutions that do what these and batch norm do."""
         tensors: dict[str, Tensor] = {}
-        for k, (made, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
+        for k, (made, norm) in enumerate(map(nn.Module.children, self.layers)):
             assert isinstance(made, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d)
             assert norm.running_mean is not None and norm.running_var is not None
             scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
@@ -197,7 +195,7 @@ class Synthetic:
         return _Synthetic(self, input_shape, dim, seed, device)
 
 
-class _Synthetic:
+class _Synthetic(Remade):
     def __init__(
         self,
         recipe: Synthetic,
@@ -226,23 +224,19 @@ class _Synthetic:
             self.mix = mix.to(device)
         self.checksum = f"{weights.sha256} {dim} {seed if self.mix is not None else ''}"
 
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        """Leave the weights out of pickles: they lie in a file."""
-        return type(self), self._made_of
-
     def _size(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Return the height and width at which images are looked at."""
         side = min(shape)
         if side < LEAST:
             factor = -(-LEAST // side)
             return shape[0] * factor, shape[1] * factor
-        reduce = self.recipe.reduce or (max(1, round(side / 40)) if side > LARGE else 1)
+        reduce = reduction(side, self.recipe.reduce)
         return max(1, shape[0] // reduce), max(1, shape[1] // reduce)
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         rows = ROWS.get(x.device.type, ROWS["cpu"])
-        with torch.backends.cudnn.flags(allow_tf32=False):
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             return torch.cat([self._features(part) for part in x.split(rows)])
 
     def _features(self, x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from pecil.files import written_whole
 from pecil.teachers.network import Encoder, Synthetic, save_weights
-from pecil.teachers.scenes import FAMILIES, PAINTS, SHAPES, Drawn, check_shares, draw
+from pecil.teachers.scenes import FAMILIES, PAINTS, SHAPES, check_shares, draw
 
 VIEW = 32  # pixels of a view's side
 CELLS = 8  # to a side, where a scene is to be told
@@ -151,15 +151,14 @@ def vicreg(a: Tensor, b: Tensor) -> Tensor:
     return loss
 
 
-def scene(told: Tensor, looked: View, drawn: Drawn) -> Tensor:
+def scene(told: Tensor, looked: View, seen: Tensor, traits: Tensor) -> Tensor:
     """Tell at every place of a view what one sees there: its shape, paint, direction and size."""
     n = len(told)
     places = F.affine_grid(looked.where, [n, 1, CELLS, CELLS], align_corners=False)
-    seen = F.grid_sample(
-        drawn.seen.float().unsqueeze(1), places, mode="nearest", align_corners=False
-    )
+    layers = seen.float().unsqueeze(1)
+    layers = F.grid_sample(layers, places, mode="nearest", align_corners=False).squeeze(1)
     each = torch.arange(n, device=told.device).view(-1, 1, 1)
-    traits = drawn.traits[each, seen.squeeze(1).long()].float()  # (n, cells, cells, 5)
+    traits = traits[each, layers.long()].float()  # (n, cells, cells, 5)
     mirrored = looked.where[:, 0, 0].sign().view(-1, 1, 1)
     larger = looked.where[:, 0, 0].abs().log().view(-1, 1, 1)
     shape, paint, along, across, size = traits.unbind(3)
@@ -247,24 +246,26 @@ class Training:
         some = torch.randint(
             settings.pictures, (settings.batch,), generator=generator, device=self.device
         )
-        drawn = Drawn(self.drawn.pictures[some], self.drawn.seen[some], self.drawn.traits[some])
-        looked = [view(drawn.pictures, settings, generator) for _ in range(2)]
+        pictures = self.drawn.pictures[some]
+        looked = [view(pictures, settings, generator) for _ in range(2)]
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate()
         x = torch.cat([part.pictures for part in looked])
         kind = self.device.type
         with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
             out = self.head(self.encoder(x.contiguous(memory_format=torch.channels_last))[-1])
-        self.loss = self._loss(out, looked, drawn)
+        self.loss = self._loss(out, looked, some)
         self.optimizer.zero_grad()
         torch.autograd.backward(self.loss)
         self.optimizer.step()
         self.done += 1
 
-    def _loss(self, out: Tensor, looked: Sequence[View], drawn: Drawn) -> Tensor:
+    def _loss(self, out: Tensor, looked: Sequence[View], some: Tensor) -> Tensor:
+        """Return the loss of what the head made of two views of some pictures."""
         a, b = out.chunk(2)
         if self.settings.objective == "scene":
-            return scene(a, looked[0], drawn) + scene(b, looked[1], drawn)
+            seen, traits = self.drawn.seen[some], self.drawn.traits[some]
+            return scene(a, looked[0], seen, traits) + scene(b, looked[1], seen, traits)
         if self.settings.objective == "simclr":
             return simclr(a, b, self.settings.temperature)
         return (barlow if self.settings.objective == "barlow" else vicreg)(a, b)

@@ -2,13 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pecil.pec.networks import most
-from pecil.teachers.base import FeatureTeacher, between, probe
+from pecil.teachers.base import FeatureTeacher, Remade, between, probe
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class RandomFeatures:
         return _RandomFeatures(self, input_shape, dim, seed, device)
 
 
-class _RandomFeatures:
+class _RandomFeatures(Remade):
     def __init__(
         self,
         recipe: RandomFeatures,
@@ -84,10 +83,6 @@ class _RandomFeatures:
             bias = torch.randn(dim, generator=generator)
         self.weight, self.bias = weight.to(device), bias.to(device)
         self.checksum = probe(self, input_shape, device)
-
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        """Leave the drawn values out of pickles: the recipe makes them again."""
-        return type(self), self._made_of
 
     def __call__(self, x: Tensor) -> Tensor:
         out = x.new_empty(len(x), self.output_dim)
