@@ -58,7 +58,7 @@ def test_a_method_has_all_its_results_each_once_and_the_commands_that_give_them(
     text = pages.method_results("si", RUNS)
     assert re.findall(r"^\| (SI.*?) \|$", text, flags=re.MULTILINE) == [
         "SI + LT | MNIST | 5/2 | 50.00 | 1 | 52.45 ± 1.84 | -2.45 | yes | 9.0 (cpu)",
-        "SI | MNIST | 10/1 | 15.00 | 1 | 12.73 ± 0.99 | +2.27 | no | 9.0 (cpu)",
+        "SI | MNIST | 10/1 | 15.00 | 1 | 12.73 ± 0.99 | +2.27 | yes | 9.0 (cpu)",
     ]
     assert "SI: the paper does not give its settings without the trick; ours are" in text
     commands = re.findall(r"^    pecil sweep (\w+) --only (\S+)$", text, flags=re.MULTILINE)

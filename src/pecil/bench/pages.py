@@ -224,8 +224,9 @@ INTRODUCTION = """# Tables
 
 Test accuracy in percent after one pass, classes one at a time unless a table says
 otherwise: mean ± standard error over the seeds, next to the paper's (10 seeds). Ours
-agrees with the paper's if it is within max(1 point, 2 combined standard errors). Seconds
-are those of one run, from loading to testing; of runs that shared a GPU, each one's share.
+agrees with the paper's if it is within max(1 point, 2 combined standard errors), a single
+run of ours being taken to vary as the paper's do. Seconds are those of one run, from loading
+to testing; of runs that shared a GPU, each one's share.
 Made from `results/*.jsonl` by `pecil docs`; each line there holds the settings, versions,
 device and time of its run. Every method has a page of its own in [methods/](methods/).
 """

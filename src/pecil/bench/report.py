@@ -116,7 +116,7 @@ def _header(results: Sequence[Result], filled: Mapping[str, Sequence[Cell]]) -> 
 <p>{_number(len(results), "run")}; of {verdicts["compared"]:,} numbers that can be compared,
 <strong>{verdicts["agree"]:,} agree</strong> with the paper’s. Test accuracy in percent, mean ±
 standard error over the seeds (the paper has 10). Ours agrees if it is within max(1 point,
-2 combined standard errors).</p>
+2 combined standard errors), a single run of ours being taken to vary as the paper’s do.</p>
 <ul class="legend"><li class="yes">✓ agrees</li><li class="no">✗ differs</li>
 <li class="new">ours alone</li><li class="none">not run</li></ul>
 <p class="quiet">In brackets the number of seeds. A number of ours opens its runs. The head of a
