@@ -242,11 +242,11 @@ def _usual(method: str, dataset: str) -> list[Experiment]:
     """Describe the usual experiments: one class at a time, and several as in Table 2."""
     if method not in METHODS:
         return []
-    several = dict(
-        zip(*(definitions()["table2"][of] for of in ("datasets", "splits")), strict=True)
-    )
+    table = definitions()["table2"]
+    several = dict(zip(table["datasets"], table["splits"], strict=True))
+    rows = {row["method"] for row in table["rows"]}
     splits = [None]
-    if not METHODS[method].independent and dataset in several:
+    if method in rows and not METHODS[method].independent and dataset in several:
         splits.append(several[dataset])
     return [planned(method, dataset, split) for split in splits]
 
