@@ -70,7 +70,7 @@ def pooled(name: str, arch: Architecture, most: dict[str, float]) -> Row:
     """Measure the pooled convolution of a teacher, by the kernel and by the library."""
     teacher = Teacher(arch, "kaiming", 0, torch.device("cuda"))
     x = torch.randn(IMAGES, *arch.input_shape, device="cuda")
-    patches = teacher._centred(x)
+    patches = networks.centred(arch, x)
     out = torch.empty(IMAGES, arch.pool**2, arch.width, device="cuda")
     ours = timed(lambda: teacher._pool(patches, out))
     whole = timed(lambda: teacher(x))

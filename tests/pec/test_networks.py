@@ -124,7 +124,7 @@ def test_a_stack_answers_as_its_networks_one_by_one_and_on_shared_input(arch, do
 @all_networks
 @pytest.mark.parametrize("threads", [1, 3])
 def test_outputs_are_those_of_a_forward_pass(arch, threads, double, monkeypatch):
-    monkeypatch.setattr(networks, "PIECE", 4)
+    monkeypatch.setattr(networks, "CHANNELS", 4)
     monkeypatch.setattr(networks, "CPU_CACHED", 2 * 3 * arch.temporaries)
     nets, x = Stack.over(arch, random(3, arch.row)), random(5, *arch.input_shape, seed=1)
     expected, _ = forward(nets, arch.inputs(x).unsqueeze(0))

@@ -38,9 +38,10 @@ INITS = ("kaiming", "xavier", "uniform0.001", "uniform0.01", "uniform0.1")
 EPS = 1e-5  # of both normalisations, as in PyTorch
 LARGEST_OUTPUT = 1e8  # of a teacher: squares of squares must stay within float32
 FULL = 32  # floats: two vectors of 512 bits, what a loop over them takes at a time
+KEPT = 7 * 2**20  # floats of a block, just under the 32 MiB to which glibc learns
 HUGE = 2**22  # bytes from which on large pages are worth asking for
 BLOCK = 64  # numbers of a patch, or cells, up to which the kernel for GPUs takes them
-CHANNELS, PIECE = 1024, 128  # of a teacher's, of students' map that a CPU makes at a time
+CHANNELS = 1024  # of maps that a CPU makes at a time
 STEP = 64  # inputs by which numbers of those that are not zero are told apart
 ALIGN = 16  # floats: every parameter of a row starts on a 64-byte border
 AHEAD = 2**21  # floats of a temporary where each thread has its own
@@ -426,19 +427,34 @@ def outputs(nets: Stack, x: Tensor) -> Tensor:
     pooled = x.new_empty(classes * arch.width, len(x), arch.pool**2)
 
     def work(image: int) -> None:
-        (patches,) = arch.inputs(x[image : image + 1])  # (9c, positions)
-        patches -= patches.mean(1, keepdim=True)
-        factor = scale * _scales(patches.T.unsqueeze(0), filters.T)[0]
+        patches = centred(arch, x[image : image + 1])
+        factor = scale * _scales(patches, filters.T)[0]
         for some, times, plus, out in zip(
-            *(values.split(PIECE) for values in (filters, factor, shift, pooled)), strict=True
+            *(values.split(CHANNELS) for values in (filters, factor, shift, pooled)), strict=True
         ):
-            maps = torch.addmm(plus.unsqueeze(1), some * times.unsqueeze(1), patches)
-            maps = _activate(arch.activation, maps).view(1, -1, *arch.input_shape[1:])
-            out[:, image] = F.adaptive_avg_pool2d(maps, arch.pool)[0].flatten(1)
+            out[:, image] = _pooled(arch, patches[0], some * times.unsqueeze(1), plus).T
 
     by_threads(work, len(x))
     by_image = pooled.view(classes, arch.width, len(x), -1).transpose(1, 2)
     return torch.baddbmm(nets.bias, by_image.flatten(2), nets.turned)
+
+
+def centred(arch: Architecture, x: Tensor) -> Tensor:
+    """Return the patches of pictures, (n, positions, 9c), without their mean."""
+    patches = arch.patches(x)
+    patches -= patches.mean(1, keepdim=True)
+    return patches
+
+
+def _pooled(
+    arch: Architecture, patches: Tensor, filters: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """Return the pooled maps, (cells, w), of one picture's patches on a CPU."""
+    relu = arch.activation == "relu"
+    maps = _linear(patches, filters, bias, rectify=relu)
+    maps = maps if relu else _activate(arch.activation, maps)
+    maps = maps.view(1, *arch.input_shape[1:], len(filters)).movedim(-1, 1)
+    return F.adaptive_avg_pool2d(maps, arch.pool).movedim(1, -1).view(-1, len(filters))
 
 
 def _scales(patches: Tensor, turned: Tensor) -> Tensor:
@@ -581,8 +597,8 @@ class Teacher:
         self._out = roomy(arch.output_dim, arch.pool**2, arch.width, device=device)
         self._out = self._out.copy_(out.transpose(1, 2)).flatten(1)  # (d, cells·w)
         self._bias = values["out.bias"][0].to(device).clone()
-        self._turned = values["hidden0.weight"][0].to(device).T.contiguous()  # filters (9c, w)
-        self._rooms: list[Tensor] = []  # for a map, one a thread
+        self._filters = values["hidden0.weight"][0].to(device).clone()  # (w, 9c)
+        self._turned = self._filters.T.contiguous()
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """Leave the drawn values out of pickles: a recipe makes them again."""
@@ -650,17 +666,11 @@ class Teacher:
                 self._pool_by_threads(part, maps)
                 self._project_by_threads(maps.flatten(1), target)
             else:
-                patches = self._centred(part)
+                patches = centred(arch, part)
                 self._pool(patches, maps)
                 maps *= _scales(patches, self._turned).unsqueeze(1)
                 target.copy_(F.linear(maps.flatten(1), self._out, self._bias))
         return out
-
-    def _centred(self, x: Tensor) -> Tensor:
-        """Return the patches of pictures, (n, positions, 9c), without their mean."""
-        patches = self.architecture.patches(x)
-        patches -= patches.mean(1, keepdim=True)
-        return patches
 
     def _pool(self, patches: Tensor, pooled: Tensor) -> None:
         """Write the pooled (and rectified) maps of the filters into ``pooled``, (n, r², w)."""
@@ -682,36 +692,25 @@ class Teacher:
         Where there are more threads than pictures, each thread has some of the channels.
         """
         width, threads = self.architecture.width, torch.get_num_threads()
-        if len(self._rooms) < threads:
-            positions = math.prod(self.architecture.input_shape[1:])
-            self._rooms = [roomy(positions * CHANNELS, device=x.device) for _ in range(threads)]
 
         def work(k: int) -> None:
             images, first, last = range(k, len(x), threads), 0, width
             if len(x) < threads:
                 images = range(len(x))
                 first, last = (share * width // threads for share in (k, k + 1))
-            filters = self._turned[:, first:last]
+            filters = self._filters[first:last]
             for image in images:
-                patches = self._centred(x[image : image + 1])
-                self._pool_one(patches, filters, self._rooms[k], pooled[image, :, first:last])
+                patches = centred(self.architecture, x[image : image + 1])
+                self._pool_one(patches, filters, pooled[image, :, first:last])
 
         by_threads(work, threads)
 
-    def _pool_one(self, patches: Tensor, filters: Tensor, room: Tensor, out: Tensor) -> None:
+    def _pool_one(self, patches: Tensor, filters: Tensor, out: Tensor) -> None:
         """Write the pooled maps (r², filters) of one picture's patches, scaled."""
-        arch, scales = self.architecture, _scales(patches, filters)
-        for some, scale, target in zip(
-            *(values.split(CHANNELS, 1) for values in (filters, scales, out)), strict=True
-        ):
-            channels = some.shape[1]
-            maps = room[: patches.shape[1] * channels].view(-1, channels)
-            torch.mm(patches[0], some, out=maps)
-            if self._rectify:
-                maps.relu_()
-            maps = maps.view(1, *arch.input_shape[1:], channels).movedim(-1, 1)
-            cells = F.adaptive_avg_pool2d(maps, arch.pool).movedim(1, -1)
-            torch.mul(cells.reshape(-1, channels), scale, out=target)
+        arch, scales = self.architecture, _scales(patches, filters.T)
+        parts = filters.split(CHANNELS), scales.split(CHANNELS, 1), out.split(CHANNELS, 1)
+        for some, scale, target in zip(*parts, strict=True):
+            torch.mul(_pooled(arch, patches[0], some), scale, out=target)
 
     def _project_by_threads(self, maps: Tensor, target: Tensor) -> None:
         """Write the outputs, (n, d), of pooled maps: each thread has some of them."""
@@ -783,7 +782,12 @@ def by_threads(work: Callable[[int], None], n: int) -> None:
 
 @cache
 def _threads(process: int, n: int) -> ThreadPoolExecutor:
-    """Return n threads in which operations use one thread each; a forked process has its own."""
+    """Return n threads in which operations use one thread each; a forked process has its own.
+
+    A large block that comes and goes teaches glibc to keep what threads give back, up to that
+    size: else every temporary's memory would be given back to the system and taken anew.
+    """
+    torch.empty(KEPT)
     pool, all_there = ThreadPoolExecutor(n, "pecil", initializer=_alone), Barrier(n)
     for _ in pool.map(lambda _: all_there.wait(), range(n)):
         pass
@@ -797,11 +801,13 @@ def _alone() -> None:
     torch.set_num_threads(1)
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return x Wᵀ + b on a CPU: by oneDNN, which is faster at large products."""
-    if torch.backends.mkldnn.is_available() and len(x) > 1:
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return F.linear(x, weight, bias)
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool = False) -> Tensor:
+    """Return x Wᵀ + b, rectified, on a CPU: by oneDNN, which is faster at large products."""
+    if torch.backends.mkldnn.is_available() and len(x) > 1 and x.dtype == torch.float32:
+        then = "relu" if rectify else "none"
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, then, [], "")
+    y = F.linear(x, weight, bias)
+    return y.relu_() if rectify else y
 
 
 def _windows(length: int, side: int) -> list[tuple[int, int]]:
