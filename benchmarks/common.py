@@ -221,7 +221,7 @@ def alone(function: Callable[..., Figures], *arguments: object) -> Figures:
 
 
 def describe(device: str) -> str:
-    """Name the processor, its cores, the threads if there are fewer, and torch."""
+    """Name the processor, its vectors, its cores, the threads if there are fewer, and torch."""
     if device == "cuda":
         return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     cpuinfo = Path("/proc/cpuinfo")
@@ -229,7 +229,8 @@ def describe(device: str) -> str:
     model = found[1] if found else platform.processor()
     cores, threads = os.cpu_count() or 1, torch.get_num_threads()
     used = f"{cores} cores" if threads >= cores else f"{threads} of {cores} cores"
-    return f"{model}, {used}, torch {torch.__version__}"
+    vectors = torch.backends.cpu.get_cpu_capability()
+    return f"{model} ({vectors}), {used}, torch {torch.__version__}"
 
 
 def number(value: float | None) -> str:
@@ -324,28 +325,23 @@ class Benchmark:
             best[measure] = (pick(value, other.get(measure, (value, 0))[0]), samples)
         return best
 
-    def newest(self) -> dict[str, list[Row]]:
-        """Return, by device, the rows of the last run of each setting on the machine used last."""
-        rows = kept(self.results)
-        machine = {row["device"]: row["machine"] for row in rows}
-        run = {(row["device"], row["setting"]): row["time"] for row in rows}
-        return {
-            device: [
-                row
-                for name in self.settings
-                for row in rows
-                if (row["device"], row["machine"], row["setting"]) == (device, last, name)
-                and row["time"] == run[device, name]
-            ]
-            for device, last in machine.items()
-        }
+    def newest(self) -> list[list[Row]]:
+        """Return, machine by machine, the rows of the last run of each setting."""
+        by_run: dict[tuple[str, str], dict[str, dict[str, list[Row]]]] = {}
+        for row in kept(self.results):
+            runs = by_run.setdefault((row["device"], row["machine"]), {})
+            runs.setdefault(row["setting"], {}).setdefault(row["time"], []).append(row)
+        return [
+            [row for name in self.settings if name in runs for row in runs[name][max(runs[name])]]
+            for _, runs in sorted(by_run.items())
+        ]
 
-    def table(self, rows_by_device: dict[str, list[Row]]) -> str:
-        """Return the tables, one for each device."""
+    def table(self, rows_by_machine: Iterable[list[Row]]) -> str:
+        """Return the tables, one for each machine."""
         parts = []
-        for device, rows in sorted(rows_by_device.items()):
+        for rows in rows_by_machine:
             rule = ("---", *["---:"] * (len(self.columns) - 2), "---")
-            parts += [f"\n## {device.upper()}: {rows[0]['machine']}\n\n"]
+            parts += [f"\n## {rows[0]['device'].upper()}: {rows[0]['machine']}\n\n"]
             if loads := [row["load"] for row in rows if "load" in row]:
                 parts += [f"Load of the machine before the runs: up to {max(loads):.1f}.\n\n"]
             for cells in (self.columns, rule, *map(self.line, rows)):
@@ -367,7 +363,7 @@ class Benchmark:
             elif options.full or device == "cuda":
                 setting = setting.whole()
             rows = self.compare(name, setting, device, options.rounds)
-            print(self.table({device: rows}))
+            print(self.table([rows]))
             if not options.smoke:
                 keep(self.results, rows)
         if not options.smoke:

@@ -451,7 +451,7 @@ def _pooled(
 ) -> Tensor:
     """Return the pooled maps, (cells, w), of one picture's patches on a CPU."""
     relu = arch.activation == "relu"
-    maps = _linear(patches, filters, bias, rectify=relu)
+    maps = linear(patches, filters, bias, rectify=relu)
     maps = maps if relu else _activate(arch.activation, maps)
     maps = maps.view(1, *arch.input_shape[1:], len(filters)).movedim(-1, 1)
     return F.adaptive_avg_pool2d(maps, arch.pool).movedim(1, -1).view(-1, len(filters))
@@ -623,10 +623,10 @@ class Teacher:
         """Return the outputs of a perceptron on a CPU, given the weights of its first layer."""
         for k, layer in enumerate(self._stack.hidden):
             bias = layer.bias[0, 0]
-            z = _linear(x, layer.weight[0], bias) if k else self._without_zeros(x, by_input, bias)
+            z = linear(x, layer.weight[0], bias) if k else self._without_zeros(x, by_input, bias)
             a = F.layer_norm(z, z.shape[1:], layer.scale.view(-1), layer.shift.view(-1), EPS)
             x = _activate(self.architecture.activation, a)
-        return _linear(x, self._stack.weight[0], self._stack.bias[0, 0])
+        return linear(x, self._stack.weight[0], self._stack.bias[0, 0])
 
     def _without_zeros(self, x: Tensor, by_input: Tensor, bias: Tensor) -> Tensor:
         """Return x W + b, leaving out inputs that are zero in all samples, such as the border.
@@ -640,12 +640,12 @@ class Teacher:
             return F.embedding_bag(at, by_input, per_sample_weights=x[:, at[0]], mode="sum") + bias
         n = -(-n // STEP) * STEP
         if n > 0.8 * x.shape[1]:
-            return _linear(x, by_input.T, bias)
+            return linear(x, by_input.T, bias)
         chosen = active.byte().argsort(stable=True, descending=True)[:n]
         if not hasattr(self._own, "room"):
             self._own.room = torch.empty_like(by_input)
         kept = torch.index_select(by_input, 0, chosen, out=self._own.room[:n])
-        return _linear(x.index_select(1, chosen), kept.T, bias)
+        return linear(x.index_select(1, chosen), kept.T, bias)
 
     def _conv(self, x: Tensor) -> Tensor:
         """One convolution, normalised, rectified and pooled without keeping the map.
@@ -719,7 +719,7 @@ class Teacher:
         outputs = target.tensor_split(shares, 1)
 
         def work(share: int) -> None:
-            outputs[share].copy_(_linear(maps, weights[share], biases[share]))
+            outputs[share].copy_(linear(maps, weights[share], biases[share]))
 
         by_threads(work, shares)
 
@@ -801,7 +801,7 @@ def _alone() -> None:
     torch.set_num_threads(1)
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool = False) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool = False) -> Tensor:
     """Return x Wᵀ + b, rectified, on a CPU: by oneDNN, which is faster at large products."""
     if torch.backends.mkldnn.is_available() and len(x) > 1 and x.dtype == torch.float32:
         then = "relu" if rectify else "none"
