@@ -214,7 +214,7 @@ def test_settings_for_splits_and_passes_change_settings_that_exist(dataset):
     sections = tomllib.loads(file.read_text(encoding="utf-8"))
     for section, changes in sections.items():
         name, _, condition = section.partition(" ")
-        assert set(changes) - {"augment"} <= set(sections[name])
+        assert set(changes) - {"augment", "optimizer"} <= set(sections[name])
         assert re.fullmatch(r"(\d+/\d+|\d+ep)?", condition)
 
 

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from pecil.checks import check_learner
 from pecil.methods.xder import (
     XDER,
+    as_bytes,
     contrastive,
     counting,
     recoloured,
@@ -207,6 +208,21 @@ def test_the_task_s_end_fills_the_buffer_class_by_class():
     torch.testing.assert_close(kept["z"][new], expected)
 
 
+def test_memories_are_rewritten_in_the_company_of_all_samples_of_the_buffer():
+    learner = taught(XDER(6, (6,), buffer=60, batch_size=4, device="cpu"), [0, 1], n=30)
+    learner.begin_task({2: 30, 3: 30})
+    x, y = np.random.default_rng(4).random((60, 6), np.float32), np.arange(60) % 2 + 2
+    learner.learn(x, y)
+    asked, outputs = [], learner.outputs
+    learner.outputs = lambda inputs: asked.append(inputs) or outputs(inputs)
+    learner.end_task()
+    kept, seen = learner.buffer.fields, asked[-1]
+    order = (seen.unsqueeze(1) == kept["x"]).all(2).float().argmax(1)
+    assert sorted(order.tolist()) == list(range(60))
+    batches = kept["y"][order].split(4)
+    assert sum(len(batch.unique()) > 1 for batch in batches) > 10  # not class after class
+
+
 # --------------------------------------------------------------------------------- views
 
 
@@ -253,6 +269,34 @@ def test_pictures_of_bytes_are_learned_and_views_leave_batch_norm_alone():
     assert torch.equal(norm.running_mean, before)
     learner.network(torch.ones(4, 3, 8, 8))
     assert not torch.equal(norm.running_mean, before)
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_views_of_replayed_pictures_are_of_what_the_network_saw_or_of_the_samples(wrapped):
+    learner = XDER(
+        *(6, (8, 8, 3)), width=2, buffer=6, batch_size=4, mean=0.5, std=0.2, wrapped=wrapped
+    )
+    x = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
+    learner.begin_task({0: 6, 1: 6})
+    learner.learn(x, np.arange(12) % 2)
+    learner.end_task()
+    learner.begin_task({2: 6, 3: 6})
+    samples, contrast = [], learner.contrast
+    learner.contrast = lambda raw, labels: samples.append(raw) or contrast(raw, labels)
+    inputs, replayed = [], learner.replayed
+    learner.replayed = lambda raw: inputs.append(replayed(raw)) or inputs[-1]
+    learner.terms(torch.from_numpy(x[:4]), torch.tensor([2, 3, 2, 3]))
+    own, old = samples[0].split([4, 4])
+    assert torch.equal(own, torch.from_numpy(x[:4]))
+    numbers = (inputs[0] * 255).trunc().movedim(1, -1).numpy()
+    assert numbers.min() < 0 and numbers.max() > 255
+    assert np.array_equal(old.numpy(), np.mod(numbers, 256).astype(np.uint8)) == wrapped
+    known = (old.unsqueeze(1) == learner.buffer.fields["x"]).flatten(2).all(2).any(1)
+    assert bool(known.all()) != wrapped
+
+
+def test_bytes_go_round():
+    assert as_bytes(torch.tensor([[[[2.5]], [[-1.0]], [[1.0]]]])).tolist() == [[[[125, 1, 255]]]]
 
 
 def test_replayed_samples_count_twice_in_the_averages_of_batch_norm():

@@ -49,10 +49,10 @@ class XDER(Revisiting):
     that is learned of a class comes from the bounds, and from replay later.
 
     As in the code with which the paper's results were obtained: a memory that is replayed is
-    rewritten with probability 1 / (times that it was drawn in the task), and samples of the
-    buffer go through the network twice, once for each of two terms, which counts in the moving
-    averages of batch norm alone. There, their views are made of inputs that were augmented and
-    normalised before; here of the samples as they are.
+    rewritten with probability 1 / (times that it was drawn in the task); samples of the buffer
+    go through the network twice, once for each of two terms, which counts in the moving averages
+    of batch norm alone; and their views, if they are colour pictures, are made of inputs that
+    were augmented and normalised before, where what is below 0 or above 1 becomes another colour.
 
     Parameters
     ----------
@@ -70,6 +70,8 @@ class XDER(Revisiting):
         Of the contrastive loss.
     passes : int
         How often replayed samples count in the moving averages of batch norm.
+    wrapped : bool
+        Whether views of replayed pictures are made so; if not, of the samples as they are.
 
     Examples
     --------
@@ -104,11 +106,13 @@ class XDER(Revisiting):
         gamma: float = 0.85,
         temperature: float = 5.0,
         passes: int = 2,
+        wrapped: bool = True,
         **given: Any,
     ) -> None:
         super().__init__(n_classes, input_shape, buffer=buffer, **given)
         self.weights = {"present": 1, "logits": alpha, "past": beta, "future": lam, "bounds": eta}
         self.m, self.gamma, self.temperature, self.passes = m, gamma, temperature, passes
+        self.wrapped = wrapped
 
     def begin_task(self, counts: Mapping[int, int]) -> None:
         """Start anew; the classes of the task become the present head."""
@@ -144,12 +148,14 @@ class XDER(Revisiting):
         if len(self.buffer):
             places = self.buffer.pick(self.batch_size)
             drawn = {name: values[places] for name, values in self.buffer.fields.items()}
+            inputs = self.replayed(drawn["x"])
             with counting(self.network, self.passes):
-                replayed = self.network(self.replayed(drawn["x"]))
+                replayed = self.network(inputs)
             terms["logits"] = F.mse_loss(replayed, drawn["z"])
             terms["past"] = among(self.past, replayed, drawn["y"])
             self.rewrite(places, replayed.detach())
-            all_raw = torch.cat([raw, drawn["x"]])
+            pictures = self.wrapped and inputs.ndim == 4 and raw.dtype == torch.uint8
+            all_raw = torch.cat([raw, as_bytes(inputs) if pictures else drawn["x"]])
             all_labels = torch.cat([labels, drawn["y"]])
             all_outputs = torch.cat([outputs, replayed])
         bounds = []
@@ -197,7 +203,10 @@ class XDER(Revisiting):
 
     @torch.no_grad()
     def end_task(self) -> None:
-        """Make room in the buffer, fill it with samples of the task, rewrite the others."""
+        """Make room in the buffer, fill it with samples of the task, rewrite the others.
+
+        What batch norm makes of a sample depends on its company: all of the buffer, mixed.
+        """
         if not self.held:
             return
         keep_first(self.buffer, self.buffer.capacity // int(self.known.sum()))
@@ -205,14 +214,15 @@ class XDER(Revisiting):
         self.held = []
         chosen = self.shares(rows["y"])
         raw, labels = rows["x"][chosen], rows["y"][chosen]
-        if n_kept:
-            kept = self.buffer.fields
-            outputs = self.outputs(self.replayed(kept["x"]))
-            kept["z"][:] = tamed(kept["z"], outputs, kept["y"], ~self.past, self.gamma)
-            kept["visits"].zero_()
         outputs = self.outputs(self.view(raw))
         outputs = tamed(outputs, outputs, labels, self.past, self.gamma)
         self.buffer.add(x=raw, y=labels, z=outputs, visits=torch.zeros_like(outputs[:, 0]))
+        if n_kept:
+            mixed = torch.randperm(len(self.buffer), generator=self.buffer.generator)
+            outputs = self.outputs(self.replayed(self.buffer.fields["x"][mixed]))[mixed.argsort()]
+            old = {name: values[:n_kept] for name, values in self.buffer.fields.items()}
+            old["z"][:] = tamed(old["z"], outputs[:n_kept], old["y"], ~self.past, self.gamma)
+            old["visits"].zero_()
 
     def shares(self, labels: Tensor) -> Tensor:
         """Choose rows to fill the buffer, as many of each class; chance says who gets one more."""
@@ -295,6 +305,17 @@ def tamed(memory: Tensor, logits: Tensor, labels: Tensor, classes: Tensor, gamma
     top = logits.masked_fill(~classes, -torch.inf).amax(1, keepdim=True)
     scale = torch.where(top > true, gamma * true / top, 1.0)
     return torch.where(classes, scale * logits, memory)
+
+
+def as_bytes(inputs: Tensor) -> Tensor:
+    """Read numbers of pictures (n, c, h, w) as bytes, modulo 256, as (n, h, w, c).
+
+    Examples
+    --------
+    >>> as_bytes(torch.tensor([-0.5, 0.5, 1.5]).view(1, 3, 1, 1)).tolist()
+    [[[[129, 127, 126]]]]
+    """
+    return (inputs * 255).long().remainder(256).byte().movedim(1, -1)
 
 
 def zoomed(x: Tensor, chance: Tensor) -> Tensor:
