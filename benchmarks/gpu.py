@@ -1,8 +1,8 @@
 """The kernels for GPUs, each next to its floor, and runs that share a GPU.
 
 python benchmarks/gpu.py measures on a GPU, keeps the figures in results/speed/gpu.jsonl and writes
-benchmarks/gpu.md; --table only writes the page anew. --runs takes names of datasets, on which PEC
-is run alone and with ten seeds at once; --save-results keeps the results of the latter.
+benchmarks/gpu.md; --table only writes the page anew. --runs takes METHOD/DATASET, to be run alone
+and with ten seeds at once; --save-results keeps the results of the latter.
 
 A floor by arithmetic is what the kernel's multiplications and additions take at the rate that
 the library reaches with large matrices on the same GPU; a floor by bytes is what it must read and
@@ -37,9 +37,10 @@ TEACHERS = {
     "miniImageNet": Architecture("conv", (3, 84, 84), 4000, 172, pool=4, activation="relu"),
 }
 IMAGES, STUDENTS, SIDE, TOGETHER = 256, 10, 8192, 10
-DATASETS = ["mnist", "balanced_svhn", "cifar10", "cifar100", "miniimagenet"]
-COLUMN = 240  # seconds of ten seeds of all five
-LIMITS = {"mnist": 0.4, "cifar10": 2.5, "cifar100": 2.0}  # seconds a run, ten at once
+PEC = [f"pec/{name}" for name in ("mnist", "balanced_svhn", "cifar10", "cifar100", "miniimagenet")]
+TRAINED = [f"{name}/cifar10" for name in ("finetuning", "derpp", "icarl")]
+COLUMN = 240  # seconds of ten seeds of PEC on all five
+LIMITS = {"pec/mnist": 0.4, "pec/cifar10": 2.5, "pec/cifar100": 2.0}  # seconds a run, ten at once
 
 
 def timed(call: Callable[[], Any], times: int = 10) -> float:
@@ -140,15 +141,15 @@ def steps() -> list[Row]:
     return rows
 
 
-def together(dataset: str, save_to: Path | None) -> Row:
-    """Run PEC on a dataset, alone and ten seeds at once, in processes that are warm; s a run."""
-    row: Row = {"run": f"PEC, {dataset}", "dataset": dataset}
+def together(name: str, save_to: Path | None) -> Row:
+    """Run METHOD/DATASET, alone and ten seeds at once, in processes that are warm; s a run."""
+    row: Row = {"run": name}
     for n in (1, TOGETHER):
         context = get_context("spawn")
         barrier, queue = context.Barrier(n), context.Queue()
         with shared_gpus():
             workers = [
-                context.Process(target=_work, args=(dataset, seed, n, barrier, queue))
+                context.Process(target=_work, args=(name, seed, n, barrier, queue))
                 for seed in range(1, n + 1)
             ]
             for worker in workers:
@@ -165,14 +166,15 @@ def together(dataset: str, save_to: Path | None) -> Row:
     return row
 
 
-def _work(dataset: str, seed: int, n: int, barrier: Any, queue: Any) -> None:
+def _work(name: str, seed: int, n: int, barrier: Any, queue: Any) -> None:
     """Run one seed when all others do, with the data at hand; tell when, and what came out."""
     torch.set_num_threads(1)
     run(planned("pec", "digits"))  # wakes the GPU
+    method, dataset = name.split("/")
     experiment._load(dataset)
     barrier.wait()
     start = time.time()
-    result = run(planned("pec", dataset, seed=seed), sharing=n if n > 1 else None)
+    result = run(planned(method, dataset, seed=seed), sharing=n if n > 1 else None)
     queue.put((start, time.time(), result))
 
 
@@ -210,18 +212,18 @@ def page(rows: list[Row]) -> str:
     text += ["\n| run | alone, s | ten at once, s a run | target | accuracy |"]
     text += ["|---|---:|---:|---|---:|"]
     for row in (r for r in newest.values() if "run" in r):
-        limit = LIMITS.get(row["dataset"])
+        limit = LIMITS.get(row["run"])
         met = "met" if limit and row["together"] <= limit else "missed"
         target = f"≤ {limit} s {met}" if limit else ""
         text += [
             f"| {row['run']} | {row['alone']:.2f} | {row['together']:.2f} | {target} | "
             f"{100 * row['accuracy']:.2f} |"
         ]
-    column = [row["together"] for row in newest.values() if row.get("dataset") in DATASETS]
-    if len(column) == len(DATASETS):
+    column = [newest[name]["together"] for name in PEC if name in newest]
+    if len(column) == len(PEC):
         spent = TOGETHER * sum(column)
         met = "met" if spent <= COLUMN else "missed"
-        text += [f"\nThe whole column, ten seeds of each: {spent:.0f} s (≤ {COLUMN} s {met})."]
+        text += [f"\nPEC on all five, ten seeds of each: {spent:.0f} s (≤ {COLUMN} s {met})."]
     tried = [
         f"| {row['tried']} | {row['positions']} × {row['channels']}, {row['warps']} | "
         f"{row['ms']:.2f} | {row['error']:.0e} |\n"
@@ -257,7 +259,7 @@ thousandth on a CPU.
 def main() -> None:
     """Measure, keep the figures, write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", nargs="*", default=DATASETS, metavar="DATASET")
+    parser.add_argument("--runs", nargs="*", default=PEC + TRAINED, metavar="METHOD/DATASET")
     parser.add_argument("--save-results", type=Path, metavar="FILE")
     parser.add_argument("--table", action="store_true", help="measure nothing")
     options = parser.parse_args()
