@@ -45,7 +45,9 @@ def test_the_cost_is_that_of_what_was_run_and_of_what_can_be_told_from_it():
             "table1", tables.by_kind([result(0.9, method="joint", split="joint")])
         )
     }
-    assert "and 1.3 hours of a\nCPU, 1 of the cells estimated" in pages.cost(joint)
+    assert "and 0.4 hours of a\nCPU, 1 of the cells estimated" in pages.cost(joint)
+    assert "A run that was estimated: Joint, 50 epochs on MNIST 141 s (cpu)." in pages.cost(joint)
+    assert "A run that was estimated" not in text
 
 
 def test_without_results_the_page_is_short():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pecil.bench.experiment import Result
+from pecil.bench.experiment import Experiment, Result
 from pecil.bench.figures import FIGURES, Point
 from pecil.bench.sweeps import SEEDS
 from pecil.bench.tables import (
@@ -120,25 +120,36 @@ def page(runs: Runs) -> str:
 def cost(tables: Mapping[str, Sequence[Cell]]) -> str:
     """Say how long ten seeds of every cell of some tables take.
 
-    A cell that was not run is expected to take as long, per pass, as another one of the same method
+    A cell that was not run is expected to take as long, per step, as another one of the same method
     on the same dataset.
     """
     asked = [cell for own in tables.values() for cell in own]
     every = {c.experiment.kind: (c.experiment, c) for c in asked if c.experiment}
-    a_pass: dict[tuple[str, str], tuple[str, float]] = {}
+    known: dict[tuple[str, str], tuple[str, float]] = {}  # device, seconds of a step
     for experiment, cell in every.values():
         if cell.seconds:
-            seconds = float(np.mean(cell.seconds)) / experiment.epochs
-            a_pass[experiment.method, cell.dataset] = cell.devices[0], seconds
-    hours, estimated, unknown = {"cuda": 0.0, "cpu": 0.0}, 0, 0
+            step = float(np.mean(cell.seconds)) / _steps(experiment)
+            known[experiment.method, cell.dataset] = cell.devices[0], step
+    hours, estimated, unknown = {"cuda": 0.0, "cpu": 0.0}, list[str](), 0
     for experiment, cell in every.values():
-        device, seconds = a_pass.get((experiment.method, cell.dataset), ("cuda", 0.0))
+        device, step = known.get((experiment.method, cell.dataset), ("cuda", 0.0))
+        seconds = step * _steps(experiment)
         if cell.seconds:
-            device, seconds = cell.devices[0], float(np.mean(cell.seconds)) / experiment.epochs
-        hours[device] += SEEDS * seconds * experiment.epochs / 3600
-        estimated += not cell.seconds and seconds > 0
+            device, seconds = cell.devices[0], float(np.mean(cell.seconds))
+        elif step:
+            estimated.append(
+                f"{cell.method} on {dataset_title(cell.dataset)} {seconds:.0f} s ({device})"
+            )
+        hours[device] += SEEDS * seconds / 3600
         unknown += seconds == 0
-    return COST.format(seeds=SEEDS, cells=len(every), estimated=estimated, unknown=unknown, **hours)
+    counts = {"cells": len(every), "estimated": len(estimated), "unknown": unknown}
+    text = COST.format(seeds=SEEDS, **counts, **hours)
+    return text + (f"\nA run that was estimated: {', '.join(estimated)}.\n" if estimated else "")
+
+
+def _steps(experiment: Experiment) -> float:
+    """Return the steps of an experiment, for each sample of its stream."""
+    return experiment.epochs / float(experiment.settings.get("batch_size", 1))
 
 
 def method_results(name: str, runs: Runs) -> str:
