@@ -131,7 +131,8 @@ def test_a_figure_shows_what_is_run_for_it(name):
     assert len(points) == len(final) > 2
     for curve in {(p.dataset, p.method, p.split) for p in points}:
         usual = [p for p in points if (p.dataset, p.method, p.split) == curve and p.usual]
-        assert len(usual) == 1
+        narrow = (name, curve[0]) == ("hidden_layers", "cifar10")  # another teacher throughout
+        assert len(usual) == (0 if narrow else 1)
 
 
 def test_curves_that_a_figure_has_not_are_refused():

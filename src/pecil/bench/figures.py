@@ -262,14 +262,15 @@ def _setting(name: str, usual: int = 1) -> Callable[[Result], float]:
 
 
 def _of_pec(
-    setting: str, title: str, label: str = "", *, name: str = "", log: bool = True
+    setting: str, title: str, label: str = "", *more: str, name: str = "", log: bool = True
 ) -> Figure:
+    """Return a figure over one setting of PEC; ``more`` may differ from the usual ones, too."""
     return Figure(
         name or setting,
         title,
         label or setting.replace("_", " "),
         _setting(setting),
-        (setting,),
+        (setting, *more),
         methods=("pec",),
         several=False,
         log=log,
@@ -294,7 +295,9 @@ FIGURES: Mapping[str, Figure] = {
             (*SIZES, "width", "hidden", "latent"),
             methods=("er", "derpp", "vae_gc", "pec", "whitened_pec"),
         ),
-        _of_pec("hidden_layers", "Depth of PEC's networks (Figure 3)", log=False),
+        _of_pec(
+            "hidden_layers", "Depth of PEC's networks (Figure 3)", "", "teacher_width", log=False
+        ),
         _of_pec("student_width", "Width of PEC's students (Figure 3)"),
         _of_pec("teacher_width", "Width of PEC's teacher (Figure 3)"),
         _of_pec("output_dim", "Outputs of PEC's networks (Figure 3)", "outputs"),
