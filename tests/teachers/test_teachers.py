@@ -134,11 +134,10 @@ def test_bad_random_features_are_refused(parameters, message):
 
 def filters_of(teacher, bank, channels):
     """Return a bank's filters (f, channels, k, k) from their even and odd parts."""
-    k, count = bank.size, sum(bank.counts)
-    parts = [weight.T[:count].reshape(count, channels, k, -1) for weight in bank.weights]
+    parts = [w.reshape(len(w), channels, bank.size, -1) for w in bank.weights]
     if not teacher.recipe.mirror:
         return parts[0]
-    (even, odd), half = parts, k // 2
+    (even, odd), half = parts, bank.size // 2
     left, right = even[..., :half] + odd, (even[..., :half] - odd).flip(-1)
     return torch.cat([left, 2 * even[..., half:], right], -1)
 
@@ -161,7 +160,7 @@ def plain_features(teacher, x):
             moved = F.conv2d(x, weight[None]) - mean * weight.sum()
             return moved / (variance + 0.01).sqrt()
 
-        for grid, count in zip(recipe.grids, bank.counts, strict=True):
+        for grid, count in bank.counts.items():
             sides = []
             for sign in (1, -1):
                 maps = []
@@ -204,11 +203,26 @@ def test_filters_against_a_plain_implementation(changes, shape):
     torch.testing.assert_close(features, plain_features(teacher, x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("spread", [1, 3])
+def test_neither_threads_nor_portions_matter(spread, monkeypatch):
+    teacher = drawn(replace(SMALL, spread=spread), (3, 9, 9), dim=60)
+    x = torch.rand(7, 3, 9, 9, generator=torch.Generator().manual_seed(0))
+    whole = teacher(x)
+    monkeypatch.setitem(filters.ROOM, "cpu", 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        torch.testing.assert_close(teacher(x), whole)
+        torch.testing.assert_close(teacher(x[:2]), whole[:2])
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_filter_by_hand():
     """One patch, one filter: the response of a patch to itself is its length."""
     teacher = drawn(Filters(sizes=(2,), grids=(1,), mirror=False, threshold=0.25), (1, 2, 2), dim=2)
     (bank,) = teacher.banks
-    weight = bank.weights[0][:, 0]
+    weight = bank.weights[0][0]
     x = (5 + 0.2 * weight).view(1, 1, 2, 2)  # brightness does not matter, contrast nearly not
     response = 0.2 / math.sqrt(0.2**2 / 4 + 0.01)
     expected = torch.tensor([[response - 0.25, 0.0]])

@@ -47,6 +47,8 @@ ALIGN = 16  # floats: every parameter of a row starts on a 64-byte border
 AHEAD = 2**21  # floats of a temporary where each thread has its own
 CPU_CACHED, CPU_MOST, GPU_MOST = 2**22, 2**24, 2**26  # floats that one temporary may hold
 
+HAS_ONEDNN = torch.backends.mkldnn.is_available()
+
 Tape = list[tuple[Tensor, ...]]
 
 _gelu_backward = torch.ops.aten.gelu_backward.default
@@ -802,8 +804,9 @@ def _alone() -> None:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool = False) -> Tensor:
-    """Return x Wᵀ + b, rectified, on a CPU: by oneDNN, which is faster at large products."""
-    if torch.backends.mkldnn.is_available() and len(x) > 1 and x.dtype == torch.float32:
+    """Return x Wᵀ + b, rectified if asked; on a CPU by oneDNN, faster at products of many rows."""
+    many = x.numel() > x.shape[-1]
+    if many and x.device.type == "cpu" and x.dtype == torch.float32 and HAS_ONEDNN:
         then = "relu" if rectify else "none"
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, then, [], "")
     y = F.linear(x, weight, bias)

@@ -5,20 +5,20 @@ the CPU and then moved: the same seed gives the same teacher on every device.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pecil.pec.networks import ALIGN, cached, cut, pooling
+from pecil.pec.networks import by_threads, cut, linear, pooling
 from pecil.teachers.base import FeatureTeacher, Remade, between, probe, reduction, whole
 from pecil.teachers.pictures import dead_leaves, strokes
 
 CONTRAST = 0.01  # added to a patch's variance: flat patches are not blown up
 PICTURES, PATCHES = 150, 50_000  # synthetic pictures behind the filters, patches taken from them
 LIVELY = 0.05  # variance of a patch that may become a filter
-ON_GPU = 2**27  # floats of responses held at a time
+ROOM = {"cpu": 2**21, "cuda": 2**27}  # floats of responses held at a time
 
 
 @dataclass(frozen=True)
@@ -159,13 +159,13 @@ class Filters:
         return counts
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Bank:
     """Filters of one size."""
 
     size: int
-    weights: list[Tensor]  # (length, filters), of whole patches or of their even and odd parts
-    counts: list[int] = field(default_factory=list)  # filters of each grid
+    weights: list[Tensor]  # (filters, length), of whole patches or of their even and odd parts
+    counts: dict[int, int]  # filters of each grid
 
 
 class _Filters(Remade):
@@ -189,9 +189,7 @@ class _Filters(Remade):
         self.banks: list[_Bank] = []
         for size in recipe.sizes:
             filters = prior.filters(min(size, side), sum(counts.values()))
-            self.banks.append(
-                _Bank(min(size, side), self._laid_out(filters, device), list(counts.values()))
-            )
+            self.banks.append(_Bank(min(size, side), self._laid_out(filters, device), counts))
         features = len(self.banks) * sum(n * recipe.cells(grid) for grid, n in counts.items())
         self.features, self.output_dim, self.mix = features, features, None
         if recipe.spread > 1:
@@ -200,7 +198,7 @@ class _Filters(Remade):
         self.checksum = probe(self, input_shape, device)
 
     def _laid_out(self, filters: Tensor, device: torch.device) -> list[Tensor]:
-        """Lay filters (f, channels, k, k) out as columns.
+        """Lay filters (f, channels, k, k) out as rows.
 
         A filter and its mirror image have the same product with what is even in a patch, and
         opposite ones with what is odd: together they cost no more than one.
@@ -208,72 +206,88 @@ class _Filters(Remade):
         parts = [0.5 * part for part in _even_odd(filters)] if self.recipe.mirror else [filters]
         if self.recipe.mirror and filters.shape[-1] % 2:
             parts[0][..., -1] *= 0.5  # the middle column is its own mirror image
-        idle = -len(filters) % ALIGN  # full rows are multiplied faster
-        return [F.pad(part.flatten(1).T, (0, idle)).contiguous().to(device) for part in parts]
+        return [part.flatten(1).contiguous().to(device) for part in parts]
 
     def __call__(self, x: Tensor) -> Tensor:
-        out = x.new_empty(len(x), self.output_dim)
+        """Return the features; on a CPU each thread has pictures of its own."""
         positions = x.shape[2] * x.shape[3] // self.reduce**2
-        widest = max(len(b.weights) * b.weights[0].shape[1] for b in self.banks)
-        widest = max(widest, x.shape[1] * max(bank.size for bank in self.banks) ** 2)
-        room = cached(x.device) if x.device.type == "cpu" else ON_GPU
-        rows = max(1, min(len(x), room // (positions * widest)))
-        features = x.new_empty(rows, self.features)
-        maps = x.new_empty(rows * positions * widest)  # used again: fresh memory is slow
-        with torch.no_grad():
-            for part, target in zip(x.split(rows), out.split(rows), strict=True):
-                if self.reduce > 1:
-                    small = (x.shape[2] // self.reduce, x.shape[3] // self.reduce)
-                    part = F.adaptive_avg_pool2d(part, small)
-                self._features(part, features[: len(part)], maps)
-                if self.mix is None:
-                    target.copy_(features[: len(part)])
-                else:
-                    torch.mm(features[: len(part)], self.mix, out=target)
+        widest = max(len(b.weights) * max(b.counts.values()) for b in self.banks)
+        widest = max(widest, *(b.weights[0].shape[1] for b in self.banks))
+        rows = max(1, ROOM.get(x.device.type, ROOM["cpu"]) // (positions * widest))
+        out = x.new_empty(len(x), self.output_dim)
+        pictures, targets = x.split(rows), out.split(rows)
+
+        def work(k: int) -> None:
+            self._fill(pictures[k], targets[k])
+
+        if x.device.type == "cpu" and len(pictures) >= torch.get_num_threads():
+            by_threads(work, len(pictures))
+        else:
+            for k in range(len(pictures)):
+                work(k)
         return out
 
-    def _features(self, x: Tensor, out: Tensor, room: Tensor) -> None:
-        start, (_, _, height, width) = 0, x.shape
+    @torch.no_grad()
+    def _fill(self, x: Tensor, out: Tensor) -> None:
+        """Write the features, (n, D), of some pictures."""
+        if self.reduce > 1:
+            x = F.adaptive_avg_pool2d(x, (x.shape[2] // self.reduce, x.shape[3] // self.reduce))
+        features = out if self.mix is None else x.new_empty(len(x), self.features)
+        start, sides = 0, 2 if self.recipe.signed else 1
         for bank in self.banks:
-            shape = (height - bank.size + 1, width - bank.size + 1)
-            maps = self._responses(_normalised(_patches(x, bank.size)), bank, room)
-            torch.ops.aten.softshrink.out(maps, self.recipe.threshold, out=maps)
-            sums = self._pooled(maps, shape, bank) if self.recipe.signed else []
-            sizes = self._pooled(maps.abs_(), shape, bank)
-            for k, size in enumerate(sizes):  # each side of the threshold, from |z| and z
-                sides = [size + sums[k], size - sums[k]] if sums else [2 * size]
-                for side in sides:
-                    flat = side.flatten(1).mul_(0.5)
-                    out[:, start : start + flat.shape[1]] = flat
-                    start += flat.shape[1]
+            parts, first = self._parts(x, bank.size), 0
+            shape = (x.shape[2] - bank.size + 1, x.shape[3] - bank.size + 1)
+            for grid, count in bank.counts.items():
+                size = count * self.recipe.cells(grid)
+                target = features[:, start : start + size].unflatten(1, (sides, grid, -1, count))
+                weights = [weight[first : first + count] for weight in bank.weights]
+                self._pool(self._responses(parts, weights).unflatten(2, shape), target)
+                start, first = start + size, first + count
+        if self.mix is not None:
+            torch.mm(features, self.mix, out=out)
 
-    def _responses(self, patches: Tensor, bank: _Bank, room: Tensor) -> Tensor:
-        """Responses of the filters and of their mirror images, (1 or 2, n, positions, f)."""
-        (n, positions, _), filters = patches.shape, bank.weights[0].shape[1]
-        parts = [patches]
+    def _parts(self, x: Tensor, size: int) -> list[Tensor]:
+        """Return normalised patches, or what is even and what is odd in them, (n, positions, …)."""
+        patches = _normalised(_patches(x, size))
+        if not self.recipe.mirror:
+            return [patches]
+        return [part.flatten(2) for part in _even_odd(patches.unflatten(2, (-1, size)))]
+
+    def _responses(self, parts: list[Tensor], weights: list[Tensor]) -> Tensor:
+        """Responses of filters and of their mirror images, (1 or 2, n, positions, f), shrunk."""
+        products = [linear(part, weight) for part, weight in zip(parts, weights, strict=True)]
+        z = products[0].unsqueeze(0)
         if self.recipe.mirror:
-            parts = _even_odd(patches.unflatten(2, (-1, bank.size)))
-        z = room[: len(parts) * n * positions * filters].view(len(parts), n * positions, filters)
-        for part, weight, target in zip(parts, bank.weights, z, strict=True):
-            torch.mm(part.reshape(n * positions, -1), weight, out=target)
-        if self.recipe.mirror:  # even + odd, even − odd
-            z[0].add_(z[1])
-            torch.sub(z[0], z[1], alpha=2, out=z[1])
-        return z.view(len(parts), n, positions, filters)
+            even, odd = products
+            z = even.new_empty(2, *even.shape)
+            torch.add(even, odd, out=z[0])
+            torch.sub(even, odd, out=z[1])
+        return torch.ops.aten.softshrink.out(z, self.recipe.threshold, out=z)
 
-    def _pooled(self, maps: Tensor, shape: tuple[int, int], bank: _Bank) -> list[Tensor]:
-        """Averages over the cells of each grid, (n, rows, columns, filters of the grid)."""
-        start, result = 0, []
-        for grid, count in zip(self.recipe.grids, bank.counts, strict=True):
-            cells = pooling(shape, (grid, grid), maps.device).T  # (r², positions)
-            means = torch.matmul(cells, maps[..., start : start + count])
-            means = means.unflatten(2, (grid, grid))
-            own = means[0]
-            if self.recipe.mirror:
-                own = (own + means[1].flip(2))[:, :, : (grid + 1) // 2]
-            result.append(own)
-            start += count
-        return result
+    def _pool(self, maps: Tensor, out: Tensor) -> None:
+        """Write the averages of both sides of the threshold, or of |z|, over the cells of a grid.
+
+        ``maps`` is (1 or 2, n, height, width, f), ``out`` (n, 1 or 2, grid, columns, f).
+        """
+        if not self.recipe.signed:
+            out[:, 0] = self._averages(maps.abs_(), out)
+            return
+        sums, sizes = self._averages(maps, out), self._averages(maps.abs_(), out)
+        out[:, 0] = (sizes + sums).mul_(0.5)
+        out[:, 1] = (sizes - sums).mul_(0.5)
+
+    def _averages(self, maps: Tensor, out: Tensor) -> Tensor:
+        """Averages over the cells of a grid, (n, grid, columns, f); of both mirror images, sums."""
+        grid = out.shape[2]
+        if maps.device.type == "cpu":
+            flat = maps.flatten(0, 1).movedim(-1, 1)
+            means = F.adaptive_avg_pool2d(flat, grid).movedim(1, -1).unflatten(0, maps.shape[:2])
+        else:
+            cells = pooling(tuple(maps.shape[2:4]), (grid, grid), maps.device).T
+            means = torch.matmul(cells, maps.flatten(2, 3)).unflatten(2, (grid, grid))
+        if self.recipe.mirror:
+            return (means[0] + means[1].flip(2))[:, :, : out.shape[3]]
+        return means[0]
 
 
 class _Prior:
