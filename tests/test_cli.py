@@ -489,8 +489,9 @@ TINY = {  # a table whose data is at hand everywhere
 
 
 def test_a_sweep_fills_a_table_and_is_planned_resumed_and_reported(ok, pecil, monkeypatch):
-    from pecil.bench import tables
+    from pecil.bench import figures, tables
 
+    assert figures.definitions is tables.definitions  # taken before it is replaced
     monkeypatch.setattr(tables, "definitions", lambda: {"tiny": TINY})
     common = ("sweep", "tiny", "--seeds", 2, "--only", "digits/nearest_mean,digits/strong")
     planned = ok(*common, "--plan")
@@ -511,6 +512,8 @@ def test_a_sweep_fills_a_table_and_is_planned_resumed_and_reported(ok, pecil, mo
     assert err.count("pecil: failed: pec on digits, 10/1, seed ") == 2
     assert err.count("Traceback") == 2
     assert ok(*common)["found"] == 4
+    left = ok("sweep", "tiny", "--seeds", 3, "--only", "digits/nearest_mean", "--within", 0)
+    assert (left["found"], left["done"], left["left"]) == (2, [], 1)
     assert [len(cell["ours"]) for cell in ok("table", "tiny")["tiny"]] == [2, 2, 0, 0]
 
 
@@ -525,6 +528,10 @@ def test_a_sweep_chooses_the_learning_rates_of_a_figure_and_runs_its_seeds(ok, p
     monkeypatch.setattr(search, "_grids", lambda: {"common": {"lr": [0.03, -1.0, 1e-6]}})
     common = ("sweep", "members", "--seeds", 2, "--workers", 1)
     assert ok(*common, "--plan")["to_run"] == 6
+    both = ("sweep", "members", "table1", "--seeds", 2, "--plan")
+    planned = ok(*both, "--only", "digits/pec,mnist/slda,mnist/er")
+    assert planned["to_run"] + planned["finished"] == 6 + 4
+    assert pecil(*both, "--only", "digits/pec,mars/er")[2].startswith("pecil: figure members has")
     code, out, err = pecil(*common, "--json")
     report = json.loads(out)
     assert (code, len(report["done"]), len(report["failed"])) == (1, 8, 2)

@@ -308,8 +308,9 @@ def _carried_out(
 
 @app.command()
 def sweep(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="See: pecil list tables, pecil list figures.")
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME...", help="See: pecil list tables, pecil list figures."),
     ],
     only: Annotated[
         list[str] | None,
@@ -321,6 +322,10 @@ def sweep(
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Seeds 1 to N.")] = 10,
     engine: Annotated[Engine, typer.Option(help="This machine, or Ray.")] = Engine.LOCAL,
     workers: Workers = None,
+    within: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="MINUTES", help="End then, dropping runs under way."),
+    ] = None,
     plan_only: Annotated[
         bool, typer.Option("--plan", help="Say what would run and how long; run nothing.")
     ] = False,
@@ -331,7 +336,7 @@ def sweep(
     store: StorePath = None,
     as_json: Json = False,
 ) -> None:
-    """Run what is missing in a table or a figure; stop it and start it again as you like."""
+    """Run what is missing in tables or figures; stop it and start it again as you like."""
     from pecil import engines
     from pecil.bench.figures import FIGURES
     from pecil.bench.store import Store
@@ -339,39 +344,66 @@ def sweep(
     from pecil.engines import Report
 
     patterns = [pattern for text in only or () for pattern in text.split(",")]
-    device, facts = plan_for or _device(), {"figure" if name in FIGURES else "table": name}
+    device, facts = plan_for or _device(), {"of": ", ".join(names)}
     kept, carry_out = Store(store), engines.engine(engine)
     start, found, report = time.monotonic(), 0, Report(())
     while True:
         known = list(_stored(results, store))
-        asked = _needed(name, patterns, seeds, known, report)
+        asked = _needed(names, patterns, seeds, known, report)
         to_run, parts = plan(asked, known, device)
         if plan_only:
             _print_plan(facts | {"device": str(device)}, parts, workers, as_json)
             return
         kept.prepare()
         found = found or len(asked) - len(to_run)
-        with _progress(f"{name}, {len(to_run)} runs") as show:
-            new = carry_out(to_run, kept, workers=workers, progress=show)
+        left = None if within is None else 60 * within - (time.monotonic() - start)
+        with _progress(f"{facts['of']}, {len(to_run)} runs") as show:
+            new = carry_out(to_run, kept, workers=workers, within=left, progress=show)
         report = Report(report.done + new.done, report.failed + new.failed)
-        if name not in FIGURES or not new.done:
+        unfinished = len(to_run) - len(new.done) - len(new.failed)
+        if unfinished or not new.done or not set(names) & set(FIGURES):
             break
     spent = round(time.monotonic() - start, 1)
     counts = {"found": found, "done": len(report.done), "failed": len(report.failed)}
+    counts |= {"left": unfinished} if unfinished else {}
     _print_report(facts | counts | {"seconds": spent}, report, as_json)
 
 
 def _needed(
-    name: str, only: Sequence[str], seeds: int, known: Sequence["Result"], report: "Report"
+    names: Sequence[str],
+    only: Sequence[str],
+    seeds: int,
+    known: Sequence["Result"],
+    report: "Report",
 ) -> list["Experiment"]:
-    """Return what fills a table, or what a figure needs next but for what failed."""
+    """Return what fills tables, or what figures need next but for what failed.
+
+    A pattern has to fit one of them.
+    """
     from pecil.bench.figures import FIGURES
     from pecil.bench.sweeps import experiments, for_figure
+    from pecil.bench.tables import cells
 
-    if name not in FIGURES:
-        return experiments(name, only, seeds)
     failed = {failure.experiment.key for failure in report.failed}
-    return for_figure(name, only, seeds, known, failed)
+    for name in names:
+        if name not in FIGURES:
+            cells(name, [])  # there has to be one
+    found: dict[str, Experiment] = {}
+    for patterns in [[pattern] for pattern in only] or [[]]:
+        misfits = []
+        for name in names:
+            try:
+                if name in FIGURES:
+                    own = for_figure(name, patterns, seeds, known, failed)
+                else:
+                    own = experiments(name, patterns, seeds)
+            except ValueError as error:
+                misfits.append(error)
+            else:
+                found |= {experiment.key: experiment for experiment in own}
+        if len(misfits) == len(names):
+            raise misfits[0]
+    return list(found.values())
 
 
 def _device() -> str:

@@ -81,6 +81,17 @@ report = local.run_all(
 told["steps"] = steps
 told["done"] = [Store(folder / "deadly.sqlite").get(key).experiment.seed for key in report.done]
 told["failed"] = {f.experiment.method: f.reason for f in report.failed}
+
+class Sleeps(METHODS["nearest_mean"].learner):
+    def learn(self, x, y):
+        time.sleep(600)
+
+METHODS["sleeps"] = dataclasses.replace(METHODS["nearest_mean"], name="sleeps", learner=Sleeps)
+late = Store(folder / "late.sqlite")
+awake = planned("nearest_mean", "digits", seed=8)
+slow = [Experiment("sleeps", "digits", seed=seed) for seed in range(3)]
+report = local.run_all([awake, *slow], late, workers=2, within=5)
+told["late"] = [len(report.done), len(report.failed), len(late), late.get(awake.key) is not None]
 print(json.dumps(told))
 """
 
@@ -143,6 +154,11 @@ def test_a_dead_worker_is_replaced_and_a_poisoned_experiment_stops_nobody(sweeps
     )
     assert told["steps"][0] == [0, 4]
     assert told["steps"][-1] == [4, 4]
+
+
+def test_what_is_under_way_when_the_time_is_over_is_dropped(sweeps):
+    _, told = sweeps
+    assert told["late"] == [1, 0, 1, True]
 
 
 def test_each_worker_has_its_place_on_a_gpu(monkeypatch):

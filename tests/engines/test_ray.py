@@ -101,6 +101,11 @@ def test_a_poisoned_experiment_is_reported_and_the_others_go_on(
     assert accuracies == {key: run_here(key, plan) for key in report.done}
 
 
+def test_what_was_not_begun_when_the_time_was_over_is_not_done(cluster, store):
+    report = engine.run_all(experiments(2), store, within=0)
+    assert (report.done, report.failed, len(store)) == ((), (), 0)
+
+
 def run_here(key, plan):
     (experiment,) = (one for one in plan if one.key == key)
     return run(experiment, device="cpu").accuracy

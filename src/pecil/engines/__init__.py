@@ -2,12 +2,13 @@
 
 Each is a module with one function of one signature::
 
-    run_all(experiments, store, *, workers=None, retries=1, progress=None) -> Report
+    run_all(experiments, store, *, workers=None, retries=1, within=None, progress=None) -> Report
 
 It runs experiments that are not in the store yet and adds their results to it. A worker that
 dies is replaced and its experiment tried again, ``retries`` times; an experiment that raises is
-reported and does not stop the others. ``progress`` is called with the number of experiments
-that are over and the number in all.
+reported and does not stop the others. After ``within`` seconds nothing begins any more, and what
+is still under way is dropped. ``progress`` is called with the number of experiments that are over
+and the number in all.
 """
 
 import importlib

@@ -7,12 +7,14 @@ experiment that another process is at goes to the end of the queue, where a work
 that process and runs it only if there is still no result.
 """
 
+import math
 import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
+import time
 import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -39,6 +41,7 @@ def run_all(
     *,
     workers: int | None = None,
     retries: int = 1,
+    within: float | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Run experiments that have no result yet, in processes of this machine.
@@ -58,6 +61,8 @@ def run_all(
         each. They share the cores and the GPUs evenly.
     retries : int
         How often to try again an experiment of which a worker died.
+    within : float, optional
+        Seconds after which to end, dropping what is still under way.
     progress : callable, optional
         Called with the number of experiments that are over and the number in all.
 
@@ -72,13 +77,14 @@ def run_all(
     pool = _Pool(store.path, workers or default_workers(), retries)
     pool.waiting.extend(job for key, job in jobs.items() if key not in set(done))
     failed: list[Failure] = []
+    end = math.inf if within is None else time.monotonic() + within
     with shared_gpus(), closing(pool):
         while True:
             if progress is not None:
                 progress(len(done) + len(failed), len(jobs))
-            if not pool.fill():
+            if time.monotonic() >= end or not pool.fill():
                 return Report(tuple(done), tuple(failed))
-            for over in pool.wait():
+            for over in pool.wait(end):
                 if isinstance(over, Failure):
                     failed.append(over)
                 else:
@@ -162,9 +168,10 @@ class _Pool:
             worker.give(self.waiting.popleft())
         return any(worker.job for worker in self.workers)
 
-    def wait(self) -> list[str | Failure]:
-        """Wait for a worker; return the keys of the experiments that are done, and failures."""
-        ready = wait([worker.connection for worker in self.workers if worker.job])
+    def wait(self, end: float) -> list[str | Failure]:
+        """Wait for a worker or the end; return the keys of what is done, and failures."""
+        left = None if math.isinf(end) else max(0.0, end - time.monotonic())
+        ready = wait([worker.connection for worker in self.workers if worker.job], left)
         found = [self._heard(worker) for worker in self.workers[:] if worker.connection in ready]
         return [over for over in found if over is not None]
 

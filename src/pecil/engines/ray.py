@@ -6,6 +6,7 @@ process, which alone writes to the store. docs/cluster.md tells how to set a clu
 
 import math
 import pickle
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -46,6 +47,7 @@ def run_all(
     *,
     workers: int | None = None,
     retries: int = 1,
+    within: float | None = None,
     progress: Progress | None = None,
     address: str | None = None,
     gpus: float | None = None,
@@ -65,6 +67,8 @@ def run_all(
         of GPUs), also those that join later.
     retries : int
         How often an experiment is tried again after its worker has died.
+    within : float, optional
+        Seconds after which to end, dropping what is still under way.
     progress : callable, optional
         Called with the number of experiments that are over and the number in all.
     address : str, optional
@@ -84,12 +88,15 @@ def run_all(
     with _connected(ray, address):
         share = _gpus(ray, gpus, SHARE)
         task = ray.remote(num_cpus=1, num_gpus=share, max_retries=0, max_calls=0)(run)
+        end = math.inf if within is None else time.monotonic() + within
         try:
-            while sweep.todo or sweep.running:
+            while (sweep.todo or sweep.running) and time.monotonic() < end:
                 sweep.hand_out(task, workers or AHEAD * _places(ray, 1, share))
                 if progress is not None:
                     progress(sweep.over, len(sweep.keys))
-                for ref in ray.wait(list(sweep.running))[0] if sweep.running else ():
+                left = None if math.isinf(end) else max(0.0, end - time.monotonic())
+                running = list(sweep.running)
+                for ref in ray.wait(running, timeout=left)[0] if running else ():
                     sweep.collect(ray, ref)
         finally:
             for ref in sweep.running:
@@ -143,7 +150,8 @@ class _Sweep:
             self.store.add(result)
 
     def report(self) -> Report:
-        done = tuple(key for key in self.keys if key not in self.failed)
+        left = {experiment.key for experiment in (*self.todo, *self.running.values())}
+        done = tuple(key for key in self.keys if key not in self.failed and key not in left)
         return Report(done, tuple(self.failed.values()))
 
 
