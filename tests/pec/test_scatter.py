@@ -306,3 +306,15 @@ def test_rounding_that_makes_a_scatter_indefinite_is_outweighed():
 def test_a_scatter_that_is_not_finite_is_refused():
     with pytest.raises(ValueError, match="not finite: are the teacher's outputs"):
         scatter._cholesky(torch.full((3, 3), math.nan), 1.0)
+
+
+@pytest.mark.parametrize("n", [3, 9])
+@pytest.mark.parametrize("dim", [5, 8, 11])
+def test_products_are_added_by_halves(n, dim, monkeypatch):
+    monkeypatch.setattr(scatter, "MANY", 4)
+    monkeypatch.setattr(scatter, "BLOCK", 4)
+    chance = torch.Generator().manual_seed(0)
+    rows, matrix = torch.randn(n, dim, generator=chance), torch.eye(dim)
+    scatter._add_products(matrix, rows)
+    torch.testing.assert_close(matrix, torch.eye(dim) + rows.T @ rows)
+    assert n < 4 or dim < 8 or torch.equal(matrix, matrix.T)

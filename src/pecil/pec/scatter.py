@@ -27,10 +27,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pecil.pec.networks import linear
+
 ROWS = 4096  # samples added to the scatter at a time
 FEWEST_WAITING = 256
 GROWN, GROWN_FEW = 1.2, 1.5  # samples, since a factor was made to measure coming ones; fewer than D
 LEAST = 1e-6  # shrinkage
+MANY, BLOCK = 512, 1024  # rows from which on, and rows of the matrix in which, a CPU adds a half
 STEP = math.sqrt(2)  # the shrinkage is rounded to powers of it: it changes rarely
 
 
@@ -118,13 +121,13 @@ class Scatter:
             self._rows += len(rows)
             return
         self._settle()
-        self._matrix.addmm_(rows.T, rows)
+        _add_products(self._matrix, rows)
         self._forget_factors()
 
     def _settle(self) -> None:
         """Add the waiting rows to the matrix."""
         if self._rows:
-            self._matrix.addmm_(self.waiting.T, self.waiting)
+            _add_products(self._matrix, self.waiting)
             self._rows = 0
             self._forget_factors()
 
@@ -319,3 +322,17 @@ def _oas(n: int, p: int, trace: float, squares: float) -> float:
     if p == 1 or spread <= 0:
         return 1.0
     return min(1.0, ((1 - 2 / p) * squares + trace**2) / ((n + 1 - 2 / p) * spread))
+
+
+def _add_products(matrix: Tensor, rows: Tensor) -> None:
+    """Add Σ r rᵀ over the rows (n, D) to a symmetric matrix; of many, on a CPU, one half twice."""
+    dim = len(matrix)
+    if matrix.device.type != "cpu" or len(rows) < MANY or dim < 2 * BLOCK:
+        matrix.addmm_(rows.T, rows)
+        return
+    columns = rows.T.contiguous()
+    for start in range(0, dim, BLOCK):
+        stop = min(start + BLOCK, dim)
+        products = linear(columns[start:stop], columns[:stop])
+        matrix[start:stop, :stop].add_(products)
+        matrix[:start, start:stop].add_(products[:, :start].T)
