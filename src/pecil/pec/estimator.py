@@ -30,6 +30,7 @@ from pecil.pec.networks import (
     CustomTeacher,
     Teacher,
     most,
+    one_thread,
 )
 from pecil.pec.students import Lesson, Moment, Students, in_time
 
@@ -40,6 +41,7 @@ DEFAULTS = {  # student width, teacher width as a multiple of it, outputs, poole
 }
 SETTLED = 1000  # samples after which a student's errors begin to count in full
 AFTER = 0.01  # share of the learning rate once a class is past its expected samples
+FEW = 128  # samples that are learned in one thread
 SCORED = 4096  # samples that are on the device at a time while scoring
 TEACHER, STUDENT, ORDER = range(3)  # uses of the seed
 
@@ -283,7 +285,13 @@ class PEC(ErrorClassifier):
             if first:
                 self._start()
             plans = {label: self._continued(label, len(at)) for label, at in groups.items()}
-            return self._learn(raw, groups, plans)
+            with one_thread(len(raw) < FEW and self._small):
+                return self._learn(raw, groups, plans)
+
+    @property
+    def _small(self) -> bool:
+        """Whether a CPU spends more time on calls than on the arithmetic of a sample."""
+        return all(p.students.small and isinstance(p.teacher, Teacher) for p in self._pairs)
 
     def _plan(self, n: int, cut: int | None) -> tuple[Tensor, list[float]]:
         """Order and learning rates of a class of n samples in ``fit``.
@@ -382,11 +390,12 @@ class PEC(ErrorClassifier):
         out = np.zeros((len(raw), len(self._labels)))
         room = most(self._pairs[0].students.start.device) // self.n_features_in_
         held = max(1, min(SCORED, room))
-        for start in range(0, len(raw), held):
-            x = self._tensor(raw[start : start + held])
-            for pair in self._pairs:
-                errors = pair.students.errors(x, pair.teacher(x))
-                out[start : start + held] += errors.cpu().numpy()
+        with one_thread(len(raw) == 1 and self._small):
+            for start in range(0, len(raw), held):
+                x = self._tensor(raw[start : start + held])
+                for pair in self._pairs:
+                    errors = pair.students.errors(x, pair.teacher(x))
+                    out[start : start + held] += errors.cpu().numpy()
         return out / len(self._pairs)
 
     # ------------------------------------------------------------- merging, forgetting

@@ -782,6 +782,24 @@ def by_threads(work: Callable[[int], None], n: int) -> None:
         pass
 
 
+@contextmanager
+def one_thread(small: bool = True) -> Iterator[None]:
+    """Let operations of this thread use no other, if what they do is small.
+
+    They would wait for each other: in vain, and where other programs keep all cores busy a
+    hundred times as long as they work.
+    """
+    threads = torch.get_num_threads()
+    alone = small and threads > 1
+    if alone:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if alone:
+            torch.set_num_threads(threads)
+
+
 @cache
 def _threads(process: int, n: int) -> ThreadPoolExecutor:
     """Return n threads in which operations use one thread each; a forked process has its own.

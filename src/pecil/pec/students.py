@@ -34,6 +34,7 @@ from pecil.pec.networks import (
     cached,
     draw,
     forward,
+    one_thread,
     outputs,
     roomy,
 )
@@ -237,7 +238,7 @@ class Students:
             size = TOGETHER if self.small else torch.get_num_threads()
             for lesson in lessons:
                 if self.small and not self.side_by_side(len(lesson.order), batch_size):
-                    with _light(few=len(lesson.order) < LONG):
+                    with _without_onednn(), one_thread():
                         learned.append((lesson.slot, self.learn_one(lesson, batch_size)))
                     continue
                 group.append(lesson)
@@ -271,7 +272,7 @@ class Students:
             for k in alone[thread]:
                 losses[k] = self.learn_one(lessons[k], batch_size, thread)
 
-        with _light(few=True):
+        with _without_onednn():
             by_threads(work, len(alone))
         return [(lesson.slot, loss) for lesson, loss in zip(lessons, losses, strict=True)]
 
@@ -288,7 +289,7 @@ class Students:
         losses: list[list[Tensor]] = [[] for _ in lessons]
         start = 0
         ahead = [lesson.target for lesson in lessons if isinstance(lesson.target, Answers)]
-        with asked(ahead), _light(few=False):
+        with asked(ahead), _without_onednn(), one_thread():
             for stop in sorted({len(lesson.order) for lesson in lessons}):
                 active = [lesson for lesson in lessons if len(lesson.order) >= stop]
                 for first in range(start, stop, PREPARED):
@@ -398,23 +399,14 @@ def _weights(lessons: list[Lesson]) -> Iterator[Tensor]:
 
 
 @contextlib.contextmanager
-def _light(few: bool) -> Iterator[None]:
-    """Set the library up for small steps on the CPU.
-
-    oneDNN needs far longer to set up a small GELU than to compute it. Waiting for a second
-    thread, above all on a busy machine, can take longer than a small step; but giving threads
-    up and taking them back costs milliseconds, too much for ``few`` steps.
-    """
-    onednn, threads = torch._C._get_mkldnn_enabled(), torch.get_num_threads()
+def _without_onednn() -> Iterator[None]:
+    """Do without oneDNN, which takes far longer to set up a small GELU than to compute it."""
+    before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
-    if not few and threads > 1:
-        torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch._C._set_mkldnn_enabled(onednn)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
+        torch._C._set_mkldnn_enabled(before)
 
 
 def _adam(
