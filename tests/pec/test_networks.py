@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from sklearn.base import clone
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pecil import PEC
+from pecil import PEC, WhitenedPEC
 from pecil.pec import estimator, networks
 from pecil.pec.networks import (
     Answers,
@@ -21,6 +21,7 @@ from pecil.pec.networks import (
     backward,
     draw,
     forward,
+    one_thread,
     outputs,
 )
 from pecil.pec.students import Lesson, Students
@@ -434,3 +435,25 @@ def test_a_model_is_the_same_whether_or_not_its_teacher_answers_ahead(monkeypatc
     np.testing.assert_allclose(together.errors(x), alone.errors(x), rtol=1e-3)
     for own, row in zip(apart, together._pairs[0].students.rows, strict=True):
         assert torch.equal(own._pairs[0].students.rows[0], row)  # to the last bit
+
+
+def test_small_work_is_done_in_one_thread_and_the_others_come_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with one_thread(small=False):
+            assert torch.get_num_threads() == 3
+        with pytest.raises(KeyError), one_thread():
+            assert torch.get_num_threads() == 1
+            raise KeyError
+        assert torch.get_num_threads() == 3
+        seen = []
+        for model in (PEC(teacher_width=20, output_dim=5), WhitenedPEC(dim=6)):
+            model.partial_fit([[1.0, 2.0], [2.0, 1.0]], ["a", "b"])
+            own = model._tensor
+            model._tensor = lambda raw, own=own: seen.append(torch.get_num_threads()) or own(raw)
+            model.partial_fit([[1.0, 2.0]], ["a"]).predict([[1.0, 2.0]])
+            assert torch.get_num_threads() == 3
+        assert seen == [1] * 4
+    finally:
+        torch.set_num_threads(before)

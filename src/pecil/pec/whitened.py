@@ -28,12 +28,13 @@ from torch import Tensor
 
 from pecil.pec.base import NOTHING, ErrorClassifier, count, grouped, one_of
 from pecil.pec.inputs import check_labels, check_samples
-from pecil.pec.networks import CustomTeacher, most
+from pecil.pec.networks import CustomTeacher, most, one_thread
 from pecil.pec.scatter import Scatter
 from pecil.teachers import RECIPES, FeatureTeacher, Filters, Recipe, Synthetic
 from pecil.teachers.base import weights_of
 
 FOR_PICTURES, OTHERWISE = 11_200_000, 1_000_000  # numbers that a model holds by default
+ALONE, SMALL = 4, 1500  # samples below which, and features up to which, one thread is enough
 SMALLEST = 4  # pixels of a side for which filters make sense
 HELD = 4096  # samples whose features are held at a time
 GAUGED = 128  # samples of a class whose errors are taken in one call
@@ -200,7 +201,8 @@ class WhitenedPEC(ErrorClassifier):
                 self._start()
             elif len(raw) > self._held():
                 self._keep_the_old()
-            return self._take_in(raw, groups)
+            with one_thread(self._small(len(raw))):
+                return self._take_in(raw, groups)
 
     def _keep_the_old(self) -> None:
         """Go on with copies, so that a failure half-way can put the originals back."""
@@ -229,6 +231,10 @@ class WhitenedPEC(ErrorClassifier):
     def _features(self, raw: Any, at: Any) -> Tensor:
         """Return the teacher's outputs for some samples."""
         return self._teacher(self._tensor(raw[at]))
+
+    def _small(self, n: int) -> bool:
+        """Whether other threads are no help with n samples."""
+        return n < ALONE and self.dim_ <= SMALL and not isinstance(self._teacher, CustomTeacher)
 
     def _held(self) -> int:
         """Return how many samples' features are held at a time."""
@@ -290,22 +296,23 @@ class WhitenedPEC(ErrorClassifier):
 
     def _distances(self, raw: Any, whole: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return m_cᵀΣ̃⁻¹m_c − 2 hᵀΣ̃⁻¹m_c, (n, slots), and if ``whole`` hᵀΣ̃⁻¹h, (n,)."""
-        factor = self._scatter.factor(self._shrinkage)
-        scale = factor.scale
-        centre = self._scatter.means.mean(0)  # distances do not care, rounding does
-        weights = factor.weights() * scale  # Σ̃⁻¹ m_c
-        weights = weights - weights.mean(0)
-        means = self._scatter.means - centre
-        own_means = (means * weights).sum(1)
-        relative, own = np.empty((len(raw), len(means))), np.zeros(len(raw))
-        chunk = self._held()
-        for start in range(0, len(raw), chunk):
-            some = slice(start, start + chunk)
-            features = self._features(raw, some) - centre.float()
-            relative[some] = (own_means - 2 * (features @ weights.float().T)).cpu().numpy()
-            if whole:
-                own[some] = (factor.quadratic(features) * scale).cpu().numpy()
-        return relative, own
+        with one_thread(self._small(len(raw))):
+            factor = self._scatter.factor(self._shrinkage)
+            scale = factor.scale
+            centre = self._scatter.means.mean(0)  # distances do not care, rounding does
+            weights = factor.weights() * scale  # Σ̃⁻¹ m_c
+            weights = weights - weights.mean(0)
+            means = self._scatter.means - centre
+            own_means = (means * weights).sum(1)
+            relative, own = np.empty((len(raw), len(means))), np.zeros(len(raw))
+            chunk = self._held()
+            for start in range(0, len(raw), chunk):
+                some = slice(start, start + chunk)
+                features = self._features(raw, some) - centre.float()
+                relative[some] = (own_means - 2 * (features @ weights.float().T)).cpu().numpy()
+                if whole:
+                    own[some] = (factor.quadratic(features) * scale).cpu().numpy()
+            return relative, own
 
     def predict(self, X: ArrayLike, *, reject_as: Any = NOTHING) -> NDArray[Any]:
         """Return the label with the smallest error for each sample.
