@@ -540,6 +540,15 @@ def test_a_sweep_chooses_the_learning_rates_of_a_figure_and_runs_its_seeds(ok, p
     assert [row["seed"] for row in final] == [1, 2, 1, 2]
 
 
+def test_a_search_tries_what_the_paper_tried_as_far_as_the_data_allow(ok, monkeypatch):
+    from pecil.bench import search
+
+    grids = {"common": {"lr": [0.01, 0.1], "augment": [False, True]}}
+    monkeypatch.setattr(search, "_grids", lambda: grids)
+    found = ok("search", "finetuning", "digits", "--split", "joint", "--workers", 1)
+    assert [sorted(row) for row in found["tried"]] == [["accuracy", "lr"]] * 2
+
+
 def test_a_search_keeps_the_test_part_for_the_winner(ok, pecil):
     common = ("search", "slda", "digits", "--grid", "shrinkage=[1.0, 0.01]", "--workers", 1)
     found = ok(*common, "--seeds", 2)

@@ -519,7 +519,8 @@ def search(
     from pecil.engines.local import run_all
 
     fixed, kept = _parsed(changes), Store(store)
-    values = {k: v for k, v in grid_for(method, _parsed(grid)).items() if k not in fixed}
+    asked_for = grid_for(method, _parsed(grid), dataset)
+    values = {name: choices for name, choices in asked_for.items() if name not in fixed}
     options = {"split": split, "seed": seed, "epochs": epochs, "buffer": buffer} | fixed
     report = Report(())
     kept.prepare()

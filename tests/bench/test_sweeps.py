@@ -79,7 +79,8 @@ def test_grids_have_settings_that_exist(method):
 def test_a_grid_is_the_papers_unless_told_otherwise():
     assert len(candidates(grid_for("pec"), "pec", "mnist")) == 7
     assert len(candidates(grid_for("slda"), "slda", "mnist")) == 10
-    asked = candidates(grid_for("finetuning", {"lr": [0.1]}), "finetuning", "mnist", split="5/2")
+    grid = grid_for("finetuning", {"lr": [0.1]}, "mnist")
+    asked = candidates(grid, "finetuning", "mnist", split="5/2")
     assert len(asked) == 3 * 2
     assert all(e.validation and e.split == "5/2" and e.settings["lr"] == 0.1 for e in asked)
 

@@ -19,8 +19,12 @@ from pecil.methods import METHODS, check_settings
 Grid = Mapping[str, Sequence[Any]]
 
 
-def grid_for(method: str, changes: Grid | None = None) -> dict[str, Sequence[Any]]:
+def grid_for(
+    method: str, changes: Grid | None = None, dataset: str | None = None
+) -> dict[str, Sequence[Any]]:
     """Return the values to try of each setting of a method, some of them changed.
+
+    Augmentation is for colour pictures: it is not tried on a dataset of anything else.
 
     >>> grid_for("pec", {"lr": [0.01, 0.03]})
     {'lr': [0.01, 0.03], 'batch_size': [1], 'schedule': ['linear']}
@@ -36,6 +40,8 @@ def grid_for(method: str, changes: Grid | None = None) -> dict[str, Sequence[Any
         raise ValueError(
             f"there is no grid for {method}: say which values to try of {', '.join(settings)}"
         )
+    if dataset is not None and len(shape_of(dataset)) < 3:
+        grid.pop("augment", None)
     for name, values in grid.items():
         if not isinstance(values, Sequence) or isinstance(values, str) or not values:
             raise ValueError(f"{name}: expected a list of values to try, got {values!r}")
@@ -52,8 +58,6 @@ def _grids() -> dict[str, dict[str, Sequence[Any]]]:
 def candidates(grid: Grid, method: str, dataset: str, **options: Any) -> list[Experiment]:
     """Return an experiment on held-out samples for every combination of a grid.
 
-    Augmentation is for colour pictures: it is not tried on anything else.
-
     Parameters
     ----------
     grid : mapping
@@ -66,8 +70,6 @@ def candidates(grid: Grid, method: str, dataset: str, **options: Any) -> list[Ex
     >>> [e.settings["lr"] for e in candidates({"lr": [0.1, 1.0]}, "pec", "digits", seed=1)]
     [0.1, 1.0]
     """
-    if len(shape_of(dataset)) < 3:
-        grid = {name: values for name, values in grid.items() if name != "augment"}
     return [
         planned(method, dataset, validation=True, **options | combination)
         for combination in _combinations(grid)
