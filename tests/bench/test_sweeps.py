@@ -66,7 +66,7 @@ def test_a_plan_leaves_out_what_is_finished_and_learns_from_the_past():
     assert len(to_run) == 8
     found = {part.experiment.method: part for part in parts}
     assert (found["pec"].to_run, found["pec"].finished, found["pec"].seconds) == (2, 1, 5)
-    assert found["joint"].seconds == 100  # 50 passes
+    assert found["joint"].seconds == 100 * 10 / 32  # 50 passes, batches of 32 instead of 10
     assert found["slda"].seconds is None
     assert joint in to_run
 

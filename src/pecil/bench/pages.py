@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pecil.bench.experiment import Experiment, Result
+from pecil.bench.experiment import Result
 from pecil.bench.figures import FIGURES, Point
-from pecil.bench.sweeps import SEEDS
+from pecil.bench.sweeps import SEEDS, steps_a_sample
 from pecil.bench.tables import (
     HEADER,
     Cell,
@@ -128,12 +128,12 @@ def cost(tables: Mapping[str, Sequence[Cell]]) -> str:
     known: dict[tuple[str, str], tuple[str, float]] = {}  # device, seconds of a step
     for experiment, cell in every.values():
         if cell.seconds:
-            step = float(np.mean(cell.seconds)) / _steps(experiment)
+            step = float(np.mean(cell.seconds)) / steps_a_sample(experiment)
             known[experiment.method, cell.dataset] = cell.devices[0], step
     hours, estimated, unknown = {"cuda": 0.0, "cpu": 0.0}, list[str](), 0
     for experiment, cell in every.values():
         device, step = known.get((experiment.method, cell.dataset), ("cuda", 0.0))
-        seconds = step * _steps(experiment)
+        seconds = step * steps_a_sample(experiment)
         if cell.seconds:
             device, seconds = cell.devices[0], float(np.mean(cell.seconds))
         elif step:
@@ -145,11 +145,6 @@ def cost(tables: Mapping[str, Sequence[Cell]]) -> str:
     counts = {"cells": len(every), "estimated": len(estimated), "unknown": unknown}
     text = COST.format(seeds=SEEDS, **counts, **hours)
     return text + (f"\nA run that was estimated: {', '.join(estimated)}.\n" if estimated else "")
-
-
-def _steps(experiment: Experiment) -> float:
-    """Return the steps of an experiment, for each sample of its stream."""
-    return experiment.epochs / float(experiment.settings.get("batch_size", 1))
 
 
 def method_results(name: str, runs: Runs) -> str:

@@ -192,15 +192,14 @@ def plan(
     to_run : list of Experiment
         Those without a result.
     parts : list of Part
-        An estimate is the mean time of runs of the same method on the same dataset: per pass, or
-        of those with as many steps.
+        An estimate is the mean time, per step, of runs of the same method on the same dataset.
     """
     finished, past = set(), dict[tuple[str, str, int], list[float]]()
     for result in results:
         experiment = result.experiment
         finished.add(experiment.key)
         if result.device.startswith(device):
-            spent = result.device_seconds / experiment.epochs
+            spent = result.device_seconds / steps_a_sample(experiment)
             past.setdefault(_alike(experiment), []).append(spent)
     groups: dict[str, list[Experiment]] = {}
     for experiment in asked:
@@ -210,11 +209,16 @@ def plan(
         left = [experiment for experiment in same if experiment.key not in finished]
         to_run += left
         times = past.get(_alike(same[0]))
-        seconds = float(np.mean(times)) * same[0].epochs if times else None
+        seconds = float(np.mean(times)) * steps_a_sample(same[0]) if times else None
         parts.append(Part(same[0], len(left), len(same) - len(left), seconds))
     return to_run, parts
 
 
+def steps_a_sample(experiment: Experiment) -> float:
+    """Return the steps of an experiment for each sample of its stream, or in proportion to them."""
+    return experiment.epochs / float(experiment.settings.get("batch_size", 1))
+
+
 def _alike(experiment: Experiment) -> tuple[str, str, int]:
-    """Return what runs have in common that take, per pass, about as long."""
+    """Return what runs have in common that take, per step, about as long."""
     return experiment.method, experiment.dataset, experiment.steps

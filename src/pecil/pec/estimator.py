@@ -32,7 +32,7 @@ from pecil.pec.networks import (
     most,
     one_thread,
 )
-from pecil.pec.students import Lesson, Moment, Students, in_time
+from pecil.pec.students import LONG, Lesson, Moment, Students, in_time
 
 DEFAULTS = {  # student width, teacher width as a multiple of it, outputs, pooled side
     "mlp": (10, 500, 99, 1),
@@ -41,7 +41,6 @@ DEFAULTS = {  # student width, teacher width as a multiple of it, outputs, poole
 }
 SETTLED = 1000  # samples after which a student's errors begin to count in full
 AFTER = 0.01  # share of the learning rate once a class is past its expected samples
-FEW = 128  # samples that are learned in one thread
 SCORED = 4096  # samples that are on the device at a time while scoring
 TEACHER, STUDENT, ORDER = range(3)  # uses of the seed
 
@@ -285,7 +284,7 @@ class PEC(ErrorClassifier):
             if first:
                 self._start()
             plans = {label: self._continued(label, len(at)) for label, at in groups.items()}
-            with one_thread(len(raw) < FEW and self._small):
+            with one_thread(len(raw) < LONG and self._small):
                 return self._learn(raw, groups, plans)
 
     @property
