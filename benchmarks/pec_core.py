@@ -36,7 +36,9 @@ from common import (
     timed,
     whole_run,
 )
-from pecil.pec.networks import Architecture, Teacher, linear
+from pecil.pec.machine import linear
+from pecil.pec.networks import Architecture
+from pecil.pec.teacher import Teacher
 from reference import ReferencePEC, conv, mlp
 
 SIDE = 2048  # of the large product that others are compared with

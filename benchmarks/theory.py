@@ -35,7 +35,8 @@ from pecil.pec.gp import (
     prior_draws,
     random_features,
 )
-from pecil.pec.networks import Architecture, Teacher
+from pecil.pec.networks import Architecture
+from pecil.pec.teacher import Teacher
 
 RESULTS = ROOT / "results" / "validation" / "theory.jsonl"
 DOCS = ROOT / "docs"

@@ -588,7 +588,7 @@ def test_scoring_in_pieces(small, clusters, monkeypatch):
     x, _ = clusters(seed=1)
     whole = model.errors(x)
     monkeypatch.setattr("pecil.pec.estimator.SCORED", 7)
-    monkeypatch.setattr("pecil.pec.networks.CPU_CACHED", 60)
+    monkeypatch.setattr("pecil.pec.machine.CPU_CACHED", 60)
     np.testing.assert_allclose(model.errors(x), whole, rtol=1e-5)
 
 

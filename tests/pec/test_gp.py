@@ -22,7 +22,8 @@ from pecil.pec.gp import (
     prior_draws,
     random_features,
 )
-from pecil.pec.networks import Architecture, Teacher
+from pecil.pec.networks import Architecture
+from pecil.pec.teacher import Teacher
 
 KERNELS = {
     "gelu": NetworkKernel(),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.exceptions import DataConversionWarning, NotFittedError
 
 from pecil import PEC
-from pecil.pec.networks import CustomTeacher
+from pecil.pec.teacher import CustomTeacher
 
 FLOATS = ["float16", "float32", "float64"]
 DTYPES = ["bool", "uint8", "int8", "int32", "int64", "uint16", *FLOATS]

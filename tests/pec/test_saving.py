@@ -18,7 +18,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from pecil import PEC, ModelFileError
-from pecil.pec import networks, saving
+from pecil.pec import saving, teacher
 
 SETTINGS = {
     "mlp": {},
@@ -279,7 +279,7 @@ def test_a_random_teacher_is_not_given(saved, file):
 
 
 def test_another_drawing_of_the_teacher_is_noticed(saved, file, monkeypatch):
-    monkeypatch.setattr(networks, "fingerprint", lambda row: "0" * 64)
+    monkeypatch.setattr(teacher, "fingerprint", lambda row: "0" * 64)
     with pytest.raises(ModelFileError, match="the teacher here is not the one .*checksum 000"):
         PEC.load(file, device="cpu")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pecil.pec import networks
+from pecil.pec import machine
 from pecil.pec.saving import alike
 from pecil.teachers import RECIPES, Filters, Identity, RandomFeatures, filters
 from pecil.teachers.filters import spectrum
@@ -74,8 +74,8 @@ def test_features_do_not_depend_on_the_batch(recipe, monkeypatch):
     whole = teacher(x)
     single = torch.cat([teacher(part) for part in x.split(1)])
     torch.testing.assert_close(single, whole, rtol=1e-4, atol=1e-5)
-    monkeypatch.setattr(networks, "CPU_CACHED", 1)
-    monkeypatch.setattr(networks, "CPU_MOST", 1)
+    monkeypatch.setattr(machine, "CPU_CACHED", 1)
+    monkeypatch.setattr(machine, "CPU_MOST", 1)
     torch.testing.assert_close(teacher(x), whole, rtol=1e-4, atol=1e-5)
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from pecil.pec.networks import side_stream
+from pecil.pec.machine import side_stream
 
 ROOM = 2**20  # bytes for what one step draws
 ALIGN = 64  # bytes

@@ -21,18 +21,10 @@ from torch import Tensor
 
 from pecil.pec.base import ErrorClassifier, count, grouped, one_of
 from pecil.pec.inputs import check_labels, check_samples
-from pecil.pec.networks import (
-    ACTIVATIONS,
-    INITS,
-    KINDS,
-    Answers,
-    Architecture,
-    CustomTeacher,
-    Teacher,
-    most,
-    one_thread,
-)
+from pecil.pec.machine import most, one_thread
+from pecil.pec.networks import ACTIVATIONS, INITS, KINDS, Architecture
 from pecil.pec.students import LONG, Lesson, Moment, Students, in_time
+from pecil.pec.teacher import Answers, CustomTeacher, Teacher
 
 DEFAULTS = {  # student width, teacher width as a multiple of it, outputs, pooled side
     "mlp": (10, 500, 99, 1),

@@ -21,7 +21,9 @@ from torch import Tensor
 from pecil.pec.base import count
 from pecil.pec.estimator import PEC
 from pecil.pec.inputs import check_samples, to_tensor
-from pecil.pec.networks import Stack, Teacher, draw, forward, most
+from pecil.pec.machine import most
+from pecil.pec.networks import Stack, draw, forward
+from pecil.pec.teacher import Teacher
 
 Progress = Callable[[int, int], object]
 

@@ -21,7 +21,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from pecil.pec.networks import Stack, backward, forward, has_kernels, side_stream
+from pecil.pec.machine import has_kernels, side_stream
+from pecil.pec.networks import Stack, backward, forward
 from pecil.pec.students import ADAM_EPS, BETA1, BETA2, TOGETHER, Lesson, Students
 
 WORTH = 32  # steps from which on capturing a graph pays

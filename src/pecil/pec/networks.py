@@ -1,4 +1,4 @@
-"""Teacher and student networks of PEC: shapes, initial values, forward and backward pass.
+"""The networks of PEC, students' and teacher's: shapes, initial values, forward and backward pass.
 
 The paper's networks (Zając, Tuytelaars, van de Ven, ICLR 2024, Appendix A.1) have one
 hidden layer, either linear or convolutional::
@@ -13,41 +13,23 @@ out by hand: with one sample a step the work is tiny, and an automatic-different
 graph would cost several times more than the arithmetic.
 """
 
-import ctypes
-import hashlib
 import math
-import mmap
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.util import find_spec
-from threading import Barrier, local
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pecil.pec.machine import by_threads, cached, linear
+
 KINDS = ("mlp", "conv", "linear")
 ACTIVATIONS = ("gelu", "relu", "identity")
 INITS = ("kaiming", "xavier", "uniform0.001", "uniform0.01", "uniform0.1")
 EPS = 1e-5  # of both normalisations, as in PyTorch
-LARGEST_OUTPUT = 1e8  # of a teacher: squares of squares must stay within float32
 FULL = 32  # floats: two vectors of 512 bits, what a loop over them takes at a time
-KEPT = 7 * 2**20  # floats of a block, just under the 32 MiB to which glibc learns
-HUGE = 2**22  # bytes from which on large pages are worth asking for
-BLOCK = 64  # numbers of a patch, or cells, up to which the kernel for GPUs takes them
 CHANNELS = 1024  # of maps that a CPU makes at a time
-STEP = 64  # inputs by which numbers of those that are not zero are told apart
 ALIGN = 16  # floats: every parameter of a row starts on a 64-byte border
-AHEAD = 2**21  # floats of a temporary where each thread has its own
-CPU_CACHED, CPU_MOST, GPU_MOST = 2**22, 2**24, 2**26  # floats that one temporary may hold
-
-HAS_ONEDNN = torch.backends.mkldnn.is_available()
 
 Tape = list[tuple[Tensor, ...]]
 
@@ -211,40 +193,6 @@ def cut(x: Tensor, size: int, stride: int = 1) -> Tensor:
     return x.unfold(2, size, stride).unfold(3, size, stride)
 
 
-def cached(device: torch.device) -> int:
-    """Floats that a temporary of a pass may hold: on a CPU what stays in cache."""
-    return CPU_CACHED if device.type == "cpu" else GPU_MOST
-
-
-def most(device: torch.device) -> int:
-    """Floats of samples, patches or features that may be held at a time."""
-    return CPU_MOST if device.type == "cpu" else GPU_MOST
-
-
-@cache
-def has_kernels(device: torch.device) -> bool:
-    """Say whether the kernels of :mod:`pecil.pec.kernels` run on a device."""
-    return device.type == "cuda" and find_spec("triton") is not None
-
-
-@cache
-def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the one stream on which steps are recorded: each new one would keep a workspace."""
-    return torch.cuda.Stream(device)
-
-
-def roomy(*shape: int, device: torch.device) -> Tensor:
-    """Return an empty tensor; a large one on a CPU asks for large pages, which are faster."""
-    tensor = torch.empty(*shape, device=device)
-    if device.type == "cpu" and sys.platform == "linux":
-        start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = tensor.data_ptr() + 4 * tensor.numel() - start
-        if length >= HUGE:  # advice: whether it is taken makes no other difference
-            madvise = ctypes.CDLL(None).madvise
-            madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
-    return tensor
-
-
 def _aligned(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
 
@@ -292,7 +240,13 @@ def pooling(shape: tuple[int, ...], cells: tuple[int, int], device: torch.device
     return torch.kron(*sides).to(device)
 
 
-def _activate(name: str, a: Tensor, apart: bool = False) -> Tensor:
+def _windows(length: int, side: int) -> list[tuple[int, int]]:
+    """Borders of adaptive average pooling from ``length`` to ``side``."""
+    return [(i * length // side, -(-(i + 1) * length // side)) for i in range(side)]
+
+
+def activate(name: str, a: Tensor, apart: bool = False) -> Tensor:
+    """Apply the nonlinearity of a name; of networks apart, in whole vectors."""
     if name == "gelu":
         return F.gelu(_in_full(a))[..., : a.shape[-1]] if apart else F.gelu(a)
     return torch.relu(a) if name == "relu" else a
@@ -392,7 +346,7 @@ def forward(nets: Stack, x: Tensor) -> tuple[Tensor, Tape]:
             a, mean, rstd = torch.native_layer_norm(z, z.shape[-1:], scale, shift, EPS)
             norm = a
         tape.append((x, z, mean, rstd, norm, a))
-        x = _activate(arch.activation, a, nets.apart)
+        x = activate(arch.activation, a, nets.apart)
     if conv:
         x = _each(x, pooling(arch.input_shape[1:], (arch.pool, arch.pool), x.device)).flatten(2)
     tape.append((x,))
@@ -430,11 +384,11 @@ def outputs(nets: Stack, x: Tensor) -> Tensor:
 
     def work(image: int) -> None:
         patches = centred(arch, x[image : image + 1])
-        factor = scale * _scales(patches, filters.T)[0]
+        factor = scale * map_scales(patches, filters.T)[0]
         for some, times, plus, out in zip(
             *(values.split(CHANNELS) for values in (filters, factor, shift, pooled)), strict=True
         ):
-            out[:, image] = _pooled(arch, patches[0], some * times.unsqueeze(1), plus).T
+            out[:, image] = pooled_maps(arch, patches[0], some * times.unsqueeze(1), plus).T
 
     by_threads(work, len(x))
     by_image = pooled.view(classes, arch.width, len(x), -1).transpose(1, 2)
@@ -448,18 +402,18 @@ def centred(arch: Architecture, x: Tensor) -> Tensor:
     return patches
 
 
-def _pooled(
+def pooled_maps(
     arch: Architecture, patches: Tensor, filters: Tensor, bias: Tensor | None = None
 ) -> Tensor:
     """Return the pooled maps, (cells, w), of one picture's patches on a CPU."""
     relu = arch.activation == "relu"
     maps = linear(patches, filters, bias, rectify=relu)
-    maps = maps if relu else _activate(arch.activation, maps)
+    maps = maps if relu else activate(arch.activation, maps)
     maps = maps.view(1, *arch.input_shape[1:], len(filters)).movedim(-1, 1)
     return F.adaptive_avg_pool2d(maps, arch.pool).movedim(1, -1).view(-1, len(filters))
 
 
-def _scales(patches: Tensor, turned: Tensor) -> Tensor:
+def map_scales(patches: Tensor, turned: Tensor) -> Tensor:
     """Return 1 / deviation of the maps, (n, w), that filters (9c, w) make of centred patches."""
     covariances = patches.transpose(1, 2) @ patches / patches.shape[1]
     variances = (covariances @ turned).mul_(turned).sum(1)
@@ -549,350 +503,3 @@ def _multiply_backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> N
     else:
         torch.bmm(dy.transpose(1, 2), x, out=weight)
         torch.sum(dy, 1, keepdim=True, out=bias)
-
-
-# ---------------------------------------------------------------------------- teachers
-
-
-class Teacher:
-    """A frozen random network h; its outputs are what the students learn to predict.
-
-    The values are drawn on the CPU from the seed and then moved, so that the same seed
-    gives the same teacher on every device.
-
-    Parameters
-    ----------
-    architecture : Architecture
-    init : str
-        One of :data:`INITS`.
-    seed : int
-    device : torch.device
-    """
-
-    def __init__(
-        self, architecture: Architecture, init: str, seed: int, device: torch.device
-    ) -> None:
-        self.architecture = architecture
-        generator = torch.Generator().manual_seed(seed)
-        row = draw(architecture, init, generator)
-        self.checksum = fingerprint(row)
-        self._recipe = (architecture, init, seed, device)
-        self._rectify = architecture.activation == "relu"
-        self._fast = (
-            architecture.kind == "conv"
-            and architecture.hidden_layers == 1
-            and architecture.activation != "gelu"
-        )
-        if self._fast:
-            self._keep_by_cell(row, device)
-            return
-        self._stack = Stack.over(architecture, row.to(device))
-        self._by_input: Tensor | None = None  # first weights (fan_in, w)
-        self._own = local()  # room for some of them, one a thread
-        if architecture.kind == "mlp" and device.type == "cpu":
-            self._by_input = self._stack.hidden[0].turned[0].contiguous()
-
-    def _keep_by_cell(self, row: Tensor, device: torch.device) -> None:
-        """Keep a convolution's values, the output weights cell by cell as maps are pooled."""
-        arch, values = self.architecture, self.architecture.views(row)
-        out = values["out.weight"].view(arch.output_dim, arch.width, -1)  # the last axis: cells
-        self._out = roomy(arch.output_dim, arch.pool**2, arch.width, device=device)
-        self._out = self._out.copy_(out.transpose(1, 2)).flatten(1)  # (d, cells·w)
-        self._bias = values["out.bias"][0].to(device).clone()
-        self._filters = values["hidden0.weight"][0].to(device).clone()  # (w, 9c)
-        self._turned = self._filters.T.contiguous()
-
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        """Leave the drawn values out of pickles: a recipe makes them again."""
-        return type(self), self._recipe
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the outputs (n, d) for samples (n, *input_shape), in bounded memory."""
-        with torch.no_grad():
-            if self._fast:
-                return self._conv(x)
-            rows = max(1, cached(x.device) // self.architecture.temporaries)
-            out = x.new_empty(len(x), self.architecture.output_dim)
-            for part, target in zip(x.split(rows), out.split(rows), strict=True):
-                inputs = self.architecture.inputs(part)
-                if self._by_input is not None:
-                    target.copy_(self._mlp(inputs, self._by_input))
-                else:
-                    target.copy_(forward(self._stack, inputs.unsqueeze(0))[0][0])
-            return out
-
-    def _mlp(self, x: Tensor, by_input: Tensor) -> Tensor:
-        """Return the outputs of a perceptron on a CPU, given the weights of its first layer."""
-        for k, layer in enumerate(self._stack.hidden):
-            bias = layer.bias[0, 0]
-            z = linear(x, layer.weight[0], bias) if k else self._without_zeros(x, by_input, bias)
-            a = F.layer_norm(z, z.shape[1:], layer.scale.view(-1), layer.shift.view(-1), EPS)
-            x = _activate(self.architecture.activation, a)
-        return linear(x, self._stack.weight[0], self._stack.bias[0, 0])
-
-    def _without_zeros(self, x: Tensor, by_input: Tensor, bias: Tensor) -> Tensor:
-        """Return x W + b, leaving out inputs that are zero in all samples, such as the border.
-
-        Some are left in: the library keeps what it needs for products of every size it meets.
-        """
-        active = x.any(0)
-        n = int(active.sum())
-        if len(x) == 1 and n:
-            at = active.nonzero().T
-            return F.embedding_bag(at, by_input, per_sample_weights=x[:, at[0]], mode="sum") + bias
-        n = -(-n // STEP) * STEP
-        if n > 0.8 * x.shape[1]:
-            return linear(x, by_input.T, bias)
-        chosen = active.byte().argsort(stable=True, descending=True)[:n]
-        if not hasattr(self._own, "room"):
-            self._own.room = torch.empty_like(by_input)
-        kept = torch.index_select(by_input, 0, chosen, out=self._own.room[:n])
-        return linear(x.index_select(1, chosen), kept.T, bias)
-
-    def _conv(self, x: Tensor) -> Tensor:
-        """One convolution, normalised, rectified and pooled without keeping the map.
-
-        With patches P (positions × 9c), their mean removed, instance normalisation scales
-        channel c by 1/√(w_c' cov(P) w_c + ε) > 0, which passes through the rectifier and
-        the pooling: it is applied to the small pooled map. The large map is made, rectified
-        and pooled in pieces.
-        """
-        arch, cpu = self.architecture, x.device.type == "cpu"
-        held = max(9 * arch.n_features, arch.width * arch.pool**2)  # patches, pooled maps
-        rows = max(1, min(128 if cpu else 256, most(x.device) // held, len(x)))
-        pooled = roomy(rows, arch.pool**2, arch.width, device=x.device)  # used again and again
-        out = x.new_empty(len(x), arch.output_dim)
-        for part, target in zip(x.split(rows), out.split(rows), strict=True):
-            maps = pooled[: len(part)]
-            if cpu:
-                self._pool_by_threads(part, maps)
-                self._project_by_threads(maps.flatten(1), target)
-            else:
-                patches = centred(arch, part)
-                self._pool(patches, maps)
-                maps *= _scales(patches, self._turned).unsqueeze(1)
-                target.copy_(F.linear(maps.flatten(1), self._out, self._bias))
-        return out
-
-    def _pool(self, patches: Tensor, pooled: Tensor) -> None:
-        """Write the pooled (and rectified) maps of the filters into ``pooled``, (n, r², w)."""
-        arch = self.architecture
-        cells = pooling(arch.input_shape[1:], (arch.pool, arch.pool), patches.device).T
-        if has_kernels(patches.device) and max(len(self._turned), len(cells)) <= BLOCK:
-            from pecil.pec import kernels
-
-            kernels.pool(patches, self._turned, cells.contiguous(), pooled, self._rectify)
-            return
-        images = max(1, GPU_MOST // arch.temporaries)
-        for part, target in zip(patches.split(images), pooled.split(images), strict=True):
-            maps = part @ self._turned
-            torch.matmul(cells, maps.relu_() if self._rectify else maps, out=target)
-
-    def _pool_by_threads(self, x: Tensor, pooled: Tensor) -> None:
-        """Write the pooled maps of pictures, scaled, on a CPU: each by one thread, in its cache.
-
-        Where there are more threads than pictures, each thread has some of the channels.
-        """
-        width, threads = self.architecture.width, torch.get_num_threads()
-
-        def work(k: int) -> None:
-            images, first, last = range(k, len(x), threads), 0, width
-            if len(x) < threads:
-                images = range(len(x))
-                first, last = (share * width // threads for share in (k, k + 1))
-            filters = self._filters[first:last]
-            for image in images:
-                patches = centred(self.architecture, x[image : image + 1])
-                self._pool_one(patches, filters, pooled[image, :, first:last])
-
-        by_threads(work, threads)
-
-    def _pool_one(self, patches: Tensor, filters: Tensor, out: Tensor) -> None:
-        """Write the pooled maps (r², filters) of one picture's patches, scaled."""
-        arch, scales = self.architecture, _scales(patches, filters.T)
-        parts = filters.split(CHANNELS), scales.split(CHANNELS, 1), out.split(CHANNELS, 1)
-        for some, scale, target in zip(*parts, strict=True):
-            torch.mul(_pooled(arch, patches[0], some), scale, out=target)
-
-    def _project_by_threads(self, maps: Tensor, target: Tensor) -> None:
-        """Write the outputs, (n, d), of pooled maps: each thread has some of them."""
-        shares = torch.get_num_threads()
-        weights, biases = (values.tensor_split(shares) for values in (self._out, self._bias))
-        outputs = target.tensor_split(shares, 1)
-
-        def work(share: int) -> None:
-            outputs[share].copy_(linear(maps, weights[share], biases[share]))
-
-        by_threads(work, shares)
-
-
-class Answers:
-    """A teacher's outputs (n, d), made block by block in other threads; indexing waits for them.
-
-    Parameters
-    ----------
-    teacher : Teacher
-        A perceptron on a CPU.
-    x : Tensor
-        Samples (n, *input_shape), those first that are needed first.
-    """
-
-    def __init__(self, teacher: Teacher, x: Tensor) -> None:
-        self.teacher, self.x = teacher, x
-        self.block = max(1, AHEAD // teacher.architecture.temporaries)  # samples
-        self.out = x.new_empty(len(x), teacher.architecture.output_dim)
-        self.asked: list[Future[None]] = []
-
-    def __getitem__(self, rows: Tensor) -> Tensor:
-        """Return the outputs of some samples."""
-        for k in range(int(rows.max()) // self.block + 1):
-            self.asked[k].result()
-        return self.out[rows]
-
-    def answer(self, start: int) -> None:
-        """Make the outputs of a block."""
-        block = slice(start, start + self.block)
-        self.out[block] = self.teacher(self.x[block])
-
-
-@contextmanager
-def asked(answers: Sequence[Answers]) -> Iterator[None]:
-    """Have answers made meanwhile: the first block of each, then the second ones, and so on."""
-    queue = [(start, one) for one in answers for start in range(0, len(one.x), one.block)]
-    if queue:
-        pool = _threads(os.getpid(), torch.get_num_threads())
-        for start, one in sorted(queue, key=lambda item: item[0]):
-            one.asked.append(pool.submit(one.answer, start))
-    try:
-        yield
-    finally:  # what was interrupted needs no answers
-        for future in [future for one in answers for future in one.asked]:
-            future.cancel()
-
-
-def by_threads(work: Callable[[int], None], n: int) -> None:
-    """Call ``work`` with 0 to n - 1, in as many threads as the library may use, one thread each.
-
-    The library's own way is to share every operation between threads, which then wait for each
-    other: with many small operations on a busy machine, longer than they work.
-    """
-    threads = torch.get_num_threads()
-    pool = map if threads == 1 else _threads(os.getpid(), threads).map
-    for _ in pool(work, range(n)):
-        pass
-
-
-@contextmanager
-def one_thread(small: bool = True) -> Iterator[None]:
-    """Let operations of this thread use no other, if what they do is small.
-
-    They would wait for each other: in vain, and where other programs keep all cores busy a
-    hundred times as long as they work.
-    """
-    threads = torch.get_num_threads()
-    alone = small and threads > 1
-    if alone:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if alone:
-            torch.set_num_threads(threads)
-
-
-@cache
-def _threads(process: int, n: int) -> ThreadPoolExecutor:
-    """Return n threads in which operations use one thread each; a forked process has its own.
-
-    A large block that comes and goes teaches glibc to keep what threads give back, up to that
-    size: else every temporary's memory would be given back to the system and taken anew.
-    """
-    torch.empty(KEPT)
-    pool, all_there = ThreadPoolExecutor(n, "pecil", initializer=_alone), Barrier(n)
-    for _ in pool.map(lambda _: all_there.wait(), range(n)):
-        pass
-    torch.set_num_threads(n)  # with which any other thread begins
-    return pool
-
-
-def _alone() -> None:
-    """Let operations of this thread use no other."""
-    torch.get_num_threads()  # the first call takes the number with which threads begin
-    torch.set_num_threads(1)
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool = False) -> Tensor:
-    """Return x Wᵀ + b, rectified if asked; on a CPU by oneDNN, faster at products of many rows."""
-    many = x.numel() > x.shape[-1]
-    if many and x.device.type == "cpu" and x.dtype == torch.float32 and HAS_ONEDNN:
-        then = "relu" if rectify else "none"
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, then, [], "")
-    y = F.linear(x, weight, bias)
-    return y.relu_() if rectify else y
-
-
-def _windows(length: int, side: int) -> list[tuple[int, int]]:
-    """Borders of adaptive average pooling from ``length`` to ``side``."""
-    return [(i * length // side, -(-(i + 1) * length // side)) for i in range(side)]
-
-
-class CustomTeacher:
-    """Any callable as teacher: a pre-trained network, a perceptual hash.
-
-    Parameters
-    ----------
-    function : callable
-        Maps samples (n, *input_shape), a float tensor, to outputs (n, d): a tensor or an
-        array. A ``torch.nn.Module`` is put into evaluation mode while it is asked.
-    input_shape : tuple of int
-    device : torch.device
-    """
-
-    BATCH = 256
-
-    def __init__(
-        self, function: Callable[..., Any], input_shape: tuple[int, ...], device: torch.device
-    ) -> None:
-        self.function = function
-        self.output_dim = 0  # not known yet
-        if isinstance(function, torch.nn.Module):
-            function.to(device)
-        generator = torch.Generator().manual_seed(0)
-        probe = torch.rand(2, *input_shape, generator=generator).to(device)
-        answer = self(probe)
-        self.output_dim = answer.shape[1]
-        self.checksum = [round(float(value), 3) for value in answer.flatten()[:16].cpu()]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the outputs (n, d) as float32 on the device of ``x``."""
-        module = self.function if isinstance(self.function, torch.nn.Module) else torch.nn.Module()
-        modes = [(part, part.training) for part in module.modules()]
-        module.eval()
-        try:
-            with torch.no_grad():
-                return torch.cat([self._ask(part) for part in x.split(self.BATCH)])
-        finally:
-            for part, training in modes:
-                part.training = training
-
-    def _ask(self, x: Tensor) -> Tensor:
-        answer = torch.as_tensor(self.function(x)).to(x.device, torch.float32)
-        outputs = self.output_dim or answer.shape[-1]
-        if answer.dim() != 2 or answer.shape != (len(x), outputs):
-            raise ValueError(
-                f"teacher must map {len(x)} samples to outputs of shape ({len(x)}, "
-                f"{self.output_dim or 'd'}), but it returned shape {tuple(answer.shape)}"
-            )
-        if not bool((answer.abs() <= LARGEST_OUTPUT).all()):
-            raise ValueError(
-                "teacher returned NaN or infinite outputs, or magnitudes above "
-                f"{LARGEST_OUTPUT:.0e}"
-            )
-        return answer
-
-
-def fingerprint(row: Tensor) -> str:
-    """Return a checksum of drawn values: evenly spaced samples of the row, and its end."""
-    flat = row.reshape(-1)
-    sample = torch.cat([flat[:: max(1, len(flat) // 2**16)], flat[-ALIGN:]])
-    return hashlib.sha256(sample.numpy().tobytes()).hexdigest()

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pecil.pec.networks import linear
+from pecil.pec.machine import in_full, linear
 
 ROWS = 4096  # samples added to the scatter at a time
 FEWEST_WAITING = 256
@@ -149,6 +149,7 @@ class Scatter:
         del self.counts[slot]
         self._factors, self._gauge = {}, None
 
+    @in_full
     def merge(self, other: "Scatter", slots: Sequence[int], sign: int = 1) -> None:
         """Add another summary, whose k-th class is this one's class ``slots[k]``.
 
@@ -219,6 +220,7 @@ class Scatter:
         self._gauge.update_means(self.means)
         return self._gauge, counts
 
+    @in_full
     def _moments(self) -> tuple[float, float]:
         """tr(S) and tr(S²), waiting rows included; each new row costs O(D²) once."""
         squares = _sum_of_squares(self._matrix) if self._squares is None else self._squares
@@ -324,6 +326,7 @@ def _oas(n: int, p: int, trace: float, squares: float) -> float:
     return min(1.0, ((1 - 2 / p) * squares + trace**2) / ((n + 1 - 2 / p) * spread))
 
 
+@in_full
 def _add_products(matrix: Tensor, rows: Tensor) -> None:
     """Add Σ r rᵀ over the rows (n, D) to a symmetric matrix; of many, on a CPU, one half twice."""
     dim = len(matrix)

@@ -16,7 +16,6 @@ the parameters of class c, a second and a third matrix the two moments of its Ad
 * Scoring is one pass of the teacher and one merged pass of all students.
 """
 
-import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,20 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pecil.pec.networks import (
-    Answers,
-    Architecture,
-    Stack,
-    asked,
-    backward,
-    by_threads,
-    cached,
-    draw,
-    forward,
-    one_thread,
-    outputs,
-    roomy,
-)
+from pecil.pec.machine import by_threads, cached, in_full, one_thread, roomy, without_onednn
+from pecil.pec.networks import Architecture, Stack, backward, draw, forward, outputs
+from pecil.pec.teacher import Answers, asked
 
 BETA1, BETA2, ADAM_EPS = 0.9, 0.999, 1e-8  # Adam's defaults
 FLUSH_EVERY, TINY = 64, 1e-30  # moments below TINY are set to 0 before they turn denormal
@@ -105,6 +93,7 @@ class Moment:
         self.matrix = torch.zeros(dim, dim, device=device)  # Σ w e eᵀ
         self.weight = torch.zeros((), device=device)  # Σ w
 
+    @in_full
     def add(self, errors: Tensor, weights: Tensor) -> None:
         """Take in errors (n, d) with their weights (n,)."""
         self.matrix.addmm_((errors * weights.unsqueeze(1)).T, errors)
@@ -238,7 +227,7 @@ class Students:
             size = TOGETHER if self.small else torch.get_num_threads()
             for lesson in lessons:
                 if self.small and not self.side_by_side(len(lesson.order), batch_size):
-                    with _without_onednn(), one_thread():
+                    with without_onednn(), one_thread():
                         learned.append((lesson.slot, self.learn_one(lesson, batch_size)))
                     continue
                 group.append(lesson)
@@ -272,7 +261,7 @@ class Students:
             for k in alone[thread]:
                 losses[k] = self.learn_one(lessons[k], batch_size, thread)
 
-        with _without_onednn():
+        with without_onednn():
             by_threads(work, len(alone))
         return [(lesson.slot, loss) for lesson, loss in zip(lessons, losses, strict=True)]
 
@@ -289,7 +278,7 @@ class Students:
         losses: list[list[Tensor]] = [[] for _ in lessons]
         start = 0
         ahead = [lesson.target for lesson in lessons if isinstance(lesson.target, Answers)]
-        with asked(ahead), _without_onednn(), one_thread():
+        with asked(ahead), without_onednn(), one_thread():
             for stop in sorted({len(lesson.order) for lesson in lessons}):
                 active = [lesson for lesson in lessons if len(lesson.order) >= stop]
                 for first in range(start, stop, PREPARED):
@@ -388,7 +377,8 @@ class Students:
             ):
                 error = outputs(nets, part).sub_(wanted)
                 if whitener is not None:
-                    error = error @ whitener
+                    with in_full:
+                        error = error @ whitener
                 row.copy_(error.square_().mean(2).T)
         return out
 
@@ -396,17 +386,6 @@ class Students:
 def _weights(lessons: list[Lesson]) -> Iterator[Tensor]:
     for lesson in lessons:
         yield torch.ones(len(lesson.order)) if lesson.weights is None else lesson.weights
-
-
-@contextlib.contextmanager
-def _without_onednn() -> Iterator[None]:
-    """Do without oneDNN, which takes far longer to set up a small GELU than to compute it."""
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
 
 
 def _adam(

@@ -28,8 +28,9 @@ from torch import Tensor
 
 from pecil.pec.base import NOTHING, ErrorClassifier, count, grouped, one_of
 from pecil.pec.inputs import check_labels, check_samples
-from pecil.pec.networks import CustomTeacher, most, one_thread
+from pecil.pec.machine import in_full, most, one_thread
 from pecil.pec.scatter import Scatter
+from pecil.pec.teacher import CustomTeacher
 from pecil.teachers import RECIPES, FeatureTeacher, Filters, Recipe, Synthetic
 from pecil.teachers.base import weights_of
 
@@ -309,7 +310,9 @@ class WhitenedPEC(ErrorClassifier):
             for start in range(0, len(raw), chunk):
                 some = slice(start, start + chunk)
                 features = self._features(raw, some) - centre.float()
-                relative[some] = (own_means - 2 * (features @ weights.float().T)).cpu().numpy()
+                with in_full:
+                    products = features @ weights.float().T
+                relative[some] = (own_means - 2 * products).cpu().numpy()
                 if whole:
                     own[some] = (factor.quadratic(features) * scale).cpu().numpy()
             return relative, own

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pecil.pec.networks import by_threads, cut, linear, pooling
+from pecil.pec.machine import by_threads, in_full, linear
+from pecil.pec.networks import cut, pooling
 from pecil.teachers.base import FeatureTeacher, Remade, between, probe, reduction, whole
 from pecil.teachers.pictures import dead_leaves, strokes
 
@@ -208,6 +209,7 @@ class _Filters(Remade):
             parts[0][..., -1] *= 0.5  # the middle column is its own mirror image
         return [part.flatten(1).contiguous().to(device) for part in parts]
 
+    @in_full
     def __call__(self, x: Tensor) -> Tensor:
         """Return the features; on a CPU each thread has pictures of its own."""
         positions = x.shape[2] * x.shape[3] // self.reduce**2

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pecil.pec.networks import most
+from pecil.pec.machine import in_full, most
 from pecil.teachers.base import FeatureTeacher, Remade, between, probe
 
 
@@ -84,6 +84,7 @@ class _RandomFeatures(Remade):
         self.weight, self.bias = weight.to(device), bias.to(device)
         self.checksum = probe(self, input_shape, device)
 
+    @in_full
     def __call__(self, x: Tensor) -> Tensor:
         out = x.new_empty(len(x), self.output_dim)
         rows = max(1, most(x.device) // self.output_dim)

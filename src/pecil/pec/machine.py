@@ -1,0 +1,188 @@
+"""What arithmetic asks of the machine it runs on: room in memory, threads, exact products."""
+
+import ctypes
+import mmap
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ContextDecorator, contextmanager
+from functools import cache
+from importlib.util import find_spec
+from threading import Barrier, Lock
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+KEPT = 7 * 2**20  # floats of a block, just under the 32 MiB to which glibc learns
+HUGE = 2**22  # bytes from which on large pages are worth asking for
+CPU_CACHED, CPU_MOST, GPU_MOST = 2**22, 2**24, 2**26  # floats that one temporary may hold
+
+FULL = ("ieee", "none", "highest")  # names of full float32
+
+HAS_ONEDNN = torch.backends.mkldnn.is_available()
+
+
+def cached(device: torch.device) -> int:
+    """Floats that a temporary of a pass may hold: on a CPU what stays in cache."""
+    return CPU_CACHED if device.type == "cpu" else GPU_MOST
+
+
+def most(device: torch.device) -> int:
+    """Floats of samples, patches or features that may be held at a time."""
+    return CPU_MOST if device.type == "cpu" else GPU_MOST
+
+
+@cache
+def has_kernels(device: torch.device) -> bool:
+    """Say whether the kernels of :mod:`pecil.pec.kernels` run on a device."""
+    return device.type == "cuda" and find_spec("triton") is not None
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the one stream on which steps are recorded: each new one would keep a workspace."""
+    return torch.cuda.Stream(device)
+
+
+def roomy(*shape: int, device: torch.device) -> Tensor:
+    """Return an empty tensor; a large one on a CPU asks for large pages, which are faster."""
+    tensor = torch.empty(*shape, device=device)
+    if device.type == "cpu" and sys.platform == "linux":
+        start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = tensor.data_ptr() + 4 * tensor.numel() - start
+        if length >= HUGE:  # advice: whether it is taken makes no other difference
+            madvise = ctypes.CDLL(None).madvise
+            madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
+    return tensor
+
+
+def by_threads(work: Callable[[int], None], n: int) -> None:
+    """Call ``work`` with 0 to n - 1, in as many threads as the library may use, one thread each.
+
+    The library's own way is to share every operation between threads, which then wait for each
+    other: with many small operations on a busy machine, longer than they work.
+    """
+    pool = map if torch.get_num_threads() == 1 else thread_pool().map
+    for _ in pool(work, range(n)):
+        pass
+
+
+@contextmanager
+def one_thread(small: bool = True) -> Iterator[None]:
+    """Let operations of this thread use no other, if what they do is small.
+
+    They would wait for each other: in vain, and where other programs keep all cores busy a
+    hundred times as long as they work.
+    """
+    threads = torch.get_num_threads()
+    alone = small and threads > 1
+    if alone:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if alone:
+            torch.set_num_threads(threads)
+
+
+def thread_pool() -> ThreadPoolExecutor:
+    """Return as many threads as the library may use, in which operations use one each."""
+    return _threads(os.getpid(), torch.get_num_threads())
+
+
+@cache
+def _threads(process: int, n: int) -> ThreadPoolExecutor:
+    """Return n threads in which operations use one thread each; a forked process has its own.
+
+    A large block that comes and goes teaches glibc to keep what threads give back, up to that
+    size: else every temporary's memory would be given back to the system and taken anew.
+    """
+    torch.empty(KEPT)
+    pool, all_there = ThreadPoolExecutor(n, "pecil", initializer=_alone), Barrier(n)
+    for _ in pool.map(lambda _: all_there.wait(), range(n)):
+        pass
+    torch.set_num_threads(n)  # with which any other thread begins
+    return pool
+
+
+def _alone() -> None:
+    """Let operations of this thread use no other."""
+    torch.get_num_threads()  # the first call takes the number with which threads begin
+    torch.set_num_threads(1)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool = False) -> Tensor:
+    """Return x Wᵀ + b, rectified if asked; on a CPU by oneDNN, faster at products of many rows."""
+    many = x.numel() > x.shape[-1]
+    if many and x.device.type == "cpu" and x.dtype == torch.float32 and HAS_ONEDNN:
+        then = "relu" if rectify else "none"
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, then, [], "")
+    y = F.linear(x, weight, bias)
+    return y.relu_() if rectify else y
+
+
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """Do without oneDNN, which takes far longer to set up a small GELU than to compute it."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+class _InFull(ContextDecorator):
+    """Where products are kept in full float32; threads may be in it at the same time."""
+
+    def __init__(self) -> None:
+        self.lock, self.inside = Lock(), 0
+        self.allowed: list[tuple[Any, str]] = []
+
+    def __enter__(self) -> None:
+        with self.lock:
+            self.inside += 1
+            if self.inside == 1:
+                self.allowed = [(m, m.fp32_precision) for m in _matmuls()]
+                for matmul, precision in self.allowed:
+                    if precision not in FULL:
+                        matmul.fp32_precision = FULL[0]
+
+    def __exit__(self, *error: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if self.inside == 0:
+                for matmul, precision in self.allowed:
+                    if precision not in FULL:
+                        matmul.fp32_precision = precision
+
+
+class _AllMatmuls:
+    """What PyTorch before 2.9 has: one precision for products on all devices."""
+
+    @property
+    def fp32_precision(self) -> str:
+        return torch.get_float32_matmul_precision()
+
+    @fp32_precision.setter
+    def fp32_precision(self, precision: str) -> None:
+        torch.set_float32_matmul_precision("highest" if precision == FULL[0] else precision)
+
+
+def _matmuls() -> tuple[Any, ...]:
+    """Return what holds the precision of float32 products on a GPU and on a CPU."""
+    if hasattr(torch.backends, "fp32_precision"):
+        backends: tuple[Any, ...] = (torch.backends.cuda, torch.backends.mkldnn)
+        return tuple(backend.matmul for backend in backends)
+    return (_AllMatmuls(),)
+
+
+in_full = _InFull()
+"""Keeps products in full float32, as ``with in_full:`` or ``@in_full``.
+
+``torch.set_float32_matmul_precision`` lets a program have products in TF32 or bfloat16, faster and
+coarser, everywhere: a covariance made of them need not even be positive definite.
+"""
