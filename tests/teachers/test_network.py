@@ -1,5 +1,6 @@
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 
 import pecil
 from pecil import WhitenedPEC
-from pecil.teachers import Synthetic
+from pecil.teachers import Filters, Synthetic
 from pecil.teachers.network import Encoder, load_weights, save_weights, standardised
 
 CHANNELS = (4, 6, 8, 8, 10, 12)
@@ -39,7 +40,7 @@ def weights(encoder, tmp_path):
 def test_features_are_averages_of_the_encoders_maps(encoder, weights, mirror):
     x = torch.rand(3, 3, 32, 32)
     grids = (3, 2, 1)
-    teacher = Synthetic(weights, grids=grids, mirror=mirror).teacher((3, 32, 32), 10**6, 0, CPU)
+    teacher = Synthetic(weights, grids, mirror, beside=None).teacher((3, 32, 32), 10**6, 0, CPU)
     with torch.no_grad():
         maps, mirrored = encoder(x), encoder(x.flip(3))
     parts = []
@@ -76,32 +77,66 @@ def test_pictures_are_looked_at_whatever_their_light():
     ],
 )
 def test_images_of_any_size_grey_and_colour(weights, shape, size):
-    teacher = Synthetic(weights).teacher(shape, 10**6, 0, CPU)
+    teacher = Synthetic(weights, beside=None).teacher(shape, 10**6, 0, CPU)
     x = torch.rand(2, *shape)
     found = teacher(x)
     assert teacher.size == size
     assert found.shape == (2, teacher.output_dim) and found.isfinite().all()
     assert not torch.allclose(found[0], found[1])
     if shape[0] == 1:  # grey ones are colour ones without colour
-        colour = Synthetic(weights).teacher((3, *shape[1:]), 10**6, 0, CPU)
+        colour = Synthetic(weights, beside=None).teacher((3, *shape[1:]), 10**6, 0, CPU)
         torch.testing.assert_close(colour(x.expand(-1, 3, -1, -1)), found)
 
 
 def test_pictures_do_not_depend_on_their_company(weights):
-    teacher = Synthetic(weights).teacher((3, 16, 16), 10**6, 0, CPU)
+    teacher = Synthetic(weights, beside=None).teacher((3, 16, 16), 10**6, 0, CPU)
     x = torch.rand(70, 3, 16, 16)
     alone = torch.cat([teacher(one) for one in x.split(1)])
     torch.testing.assert_close(teacher(x), alone, rtol=1e-4, atol=1e-4)
 
 
 def test_fewer_features_are_mixtures_that_the_seed_decides(weights):
-    recipe, x = Synthetic(weights), torch.rand(2, 3, 16, 16)
+    recipe, x = Synthetic(weights, beside=None), torch.rand(2, 3, 16, 16)
     whole = recipe.teacher((3, 16, 16), 10**6, 0, CPU)
     a, b, c = (recipe.teacher((3, 16, 16), 20, seed, CPU) for seed in (1, 1, 2))
     assert a.output_dim == 20 and a(x).shape == (2, 20)
     torch.testing.assert_close(a(x), whole(x) @ a.mix)
     assert torch.equal(a(x), b(x)) and not torch.equal(a(x), c(x))
     assert a.checksum == b.checksum != c.checksum
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+def test_filters_stand_beside_the_network_where_more_features_are_asked_for(weights, mirror):
+    shape, x = (3, 16, 16), torch.rand(4, 3, 16, 16)
+    filters = Filters(sizes=(3,), grids=(2,), mirror=not mirror)  # the recipe's own counts
+    recipe = Synthetic(weights, mirror=mirror, beside=filters)
+    network = replace(recipe, beside=None).teacher(shape, 10**6, 0, CPU)
+    fewest, n = recipe.beside.fewest, network.output_dim
+    teacher = recipe.teacher(shape, n + 3 * fewest + 1, 0, CPU)
+    assert teacher.output_dim == n + 3 * fewest
+    found = teacher(x)
+    assert torch.equal(found[:, :n], network(x))
+    expected = replace(filters, mirror=mirror).teacher(shape, 3 * fewest, 0, CPU)
+    assert torch.equal(found[:, n:], expected(x))
+    other = recipe.teacher(shape, n + 3 * fewest + 1, 1, CPU)(x)
+    assert torch.equal(other[:, :n], network(x)) and not torch.equal(other, found)
+    assert recipe.teacher(shape, n + fewest - 1, 0, CPU).output_dim == n  # too few for filters
+    assert recipe.teacher(shape, n + fewest, 0, CPU).output_dim == n + fewest
+
+
+def test_a_model_with_both_is_saved_and_its_parts_are_checked(weights, encoder, tmp_path):
+    path, X = tmp_path / "model.safetensors", np.random.default_rng(0).random((8, 16, 16))
+    recipe = Synthetic(weights, beside=Filters(sizes=(3,), grids=(1, 2), threshold=0.2))
+    model = WhitenedPEC(teacher=recipe, dim=200).fit(X, [0, 1] * 4)
+    model.save(path)
+    again = pecil.load(path)
+    assert again.teacher == recipe and again.dim_ == model.dim_ > 180
+    np.testing.assert_array_equal(again.errors(X), model.errors(X))
+    with torch.no_grad():
+        encoder.layers[0][0].weight.mul_(2)
+    save_weights(encoder, weights, {})
+    with pytest.raises(pecil.ModelFileError, match="the teacher here is not the one"):
+        pecil.load(path)
 
 
 def test_it_teaches_and_its_weights_count(weights, tmp_path):

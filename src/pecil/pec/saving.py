@@ -5,7 +5,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -128,9 +128,7 @@ def _made(
 def _teacher(path: Path, saved: Any, given: Any) -> Any:
     """Return the teacher parameter of a saved model: what the file says, or the one given."""
     if isinstance(saved, dict):
-        saved = RECIPES[saved["recipe"]](
-            **{name: _tuples(v) for name, v in saved.items() if name != "recipe"}
-        )
+        saved = _recipe(saved)
     elif saved.startswith("<"):
         if given is None:
             raise ModelFileError(
@@ -166,9 +164,13 @@ def _restore(
 
 def alike(one: Any, other: Any) -> bool:
     """Tell whether two teachers' checksums agree: texts exactly, outputs up to rounding."""
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and bool(np.allclose(one, other, rtol=1e-2, atol=2e-3))
-    return bool(one == other)
+    if not isinstance(one, list) or not isinstance(other, list):
+        return bool(one == other)
+    if len(one) != len(other):
+        return False
+    if all(isinstance(value, float) for value in (*one, *other)):
+        return bool(np.allclose(one, other, rtol=1e-2, atol=2e-3))
+    return all(map(alike, one, other))
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -220,8 +222,8 @@ def _parameters(model: "ErrorClassifier") -> dict[str, Any]:
     values = model.get_params(deep=False) | model._settings
     values["device"] = "auto"
     teacher = values["teacher"]
-    if isinstance(teacher, Filters | Identity | RandomFeatures | Synthetic):
-        values["teacher"] = {"recipe": type(teacher).__name__, **asdict(teacher)}
+    if type(teacher) in RECIPES.values():
+        values["teacher"] = _fields(teacher)
     elif not isinstance(teacher, str):
         values["teacher"] = f"<{type(teacher).__qualname__}>"
     if not isinstance(values["random_state"], int):
@@ -239,7 +241,19 @@ def _jsonable(value: Any) -> Any:
     return [_jsonable(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _tuples(value: Any) -> Any:
+def _fields(value: Any) -> Any:
+    """Return the fields of a recipe, and of recipes within it."""
+    if type(value) not in RECIPES.values():
+        return value
+    own = {field.name: _fields(getattr(value, field.name)) for field in fields(value)}
+    return {"recipe": type(value).__name__, **own}
+
+
+def _recipe(value: Any) -> Any:
+    """Make the recipe of which `_fields` returned the fields, as JSON holds them."""
+    if isinstance(value, dict):
+        own = {name: _recipe(part) for name, part in value.items() if name != "recipe"}
+        return RECIPES[value["recipe"]](**own)
     return tuple(value) if isinstance(value, list) else value
 
 

@@ -125,6 +125,11 @@ class Filters:
         columns = (grid + 1) // 2 if self.mirror else grid
         return (2 if self.signed else 1) * grid * columns
 
+    @property
+    def fewest(self) -> int:
+        """Features of one filter of each size on each grid."""
+        return len(self.sizes) * sum(self.cells(grid) for grid in self.grids)
+
     def teacher(
         self, input_shape: tuple[int, ...], dim: int, seed: int, device: torch.device
     ) -> FeatureTeacher:
@@ -146,10 +151,10 @@ class Filters:
     def counts(self, features: int) -> dict[int, int]:
         """Return the filters of each grid, for each size, that ``features`` allow."""
         sizes, cells = len(self.sizes), {grid: self.cells(grid) for grid in self.grids}
-        if features < sizes * sum(cells.values()):
+        if features < self.fewest:
             raise ValueError(
                 f"{features} features are too few for filters of sizes {self.sizes} on grids "
-                f"{self.grids}, which take at least {sizes * sum(cells.values())}; give more "
+                f"{self.grids}, which take at least {self.fewest}; give more "
                 "memory, or fewer sizes and grids"
             )
         each = features // (sizes * len(cells))

@@ -8,7 +8,7 @@ pictures it was trained on are drawn by `pecil.teachers.scenes`, the training is
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pecil.files import read_tensors, write_tensors
 from pecil.teachers.base import FeatureTeacher, Remade, reduction, whole
+from pecil.teachers.filters import Filters
 
 BLOCKS = 3  # of two convolutions each, at full, half and quarter resolution
 LEAST = 16  # pixels of a side up to which images are enlarged
@@ -141,7 +142,7 @@ def _read(path: Path, changed: int) -> Weights:
 
 @dataclass(frozen=True)
 class Synthetic:
-    """A network trained on synthetic pictures, its maps averaged over grids.
+    """A network trained on synthetic pictures, its maps averaged over grids, beside filters.
 
     Parameters
     ----------
@@ -155,12 +156,16 @@ class Synthetic:
     reduce : int, optional
         Side of the squares of pixels that are averaged first; by default 1 up to 64 pixels, else
         what brings the shorter side near 40. Images of less than 16 pixels are enlarged.
+    beside : Filters, optional
+        Where more features are asked for than the network has, filters of the seed that make
+        up for the rest; None: there are no more. ``mirror`` holds for them, too.
     """
 
     weights: str = "large"
     grids: tuple[int, ...] = (4, 3, 2)
     mirror: bool = True
     reduce: int | None = None
+    beside: Filters | None = Filters()
 
     def __post_init__(self) -> None:
         grids = tuple(self.grids) if isinstance(self.grids, list | tuple) else ()
@@ -173,6 +178,8 @@ class Synthetic:
             raise ValueError(
                 f"reduce must be a whole number of at least 1, but it is {self.reduce!r}"
             )
+        if self.beside is not None:
+            object.__setattr__(self, "beside", replace(self.beside, mirror=self.mirror))
 
     @property
     def n_weights(self) -> int:
@@ -186,13 +193,29 @@ class Synthetic:
     def teacher(
         self, input_shape: tuple[int, ...], dim: int, seed: int, device: torch.device
     ) -> FeatureTeacher:
-        """Load the network; of more than ``dim`` features, mixtures are drawn."""
+        """Load the network; if ``dim`` is less than its features, mixtures of them are drawn."""
         if len(input_shape) != 3 or input_shape[0] not in (1, 3):
             raise ValueError(
                 "a trained teacher needs grey or colour images, (n, h, w), (n, h, w, 3) or "
                 f"(n, 3, h, w), but samples have the shape {input_shape}"
             )
-        return _Synthetic(self, input_shape, dim, seed, device)
+        network = _Synthetic(self, input_shape, dim, seed, device)
+        rest = dim - network.output_dim
+        if self.beside is None or rest < self.beside.fewest:
+            return network
+        return _Beside(network, self.beside.teacher(input_shape, rest, seed, device))
+
+
+class _Beside:
+    """Two teachers, the features of one after those of the other."""
+
+    def __init__(self, *teachers: FeatureTeacher) -> None:
+        self.teachers = teachers
+        self.output_dim = sum(teacher.output_dim for teacher in teachers)
+        self.checksum = [teacher.checksum for teacher in teachers]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([teacher(x) for teacher in self.teachers], 1)
 
 
 class _Synthetic(Remade):

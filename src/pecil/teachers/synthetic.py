@@ -340,7 +340,7 @@ def validate(
     order = np.random.default_rng(0).permutation(len(data.train_y))[:samples]
     held, rest = np.split(order, [max(1, len(order) // 10)])
     model = WhitenedPEC(
-        teacher=Synthetic(str(weights), tuple(grids), mirror=DATASETS[dataset].mirror),
+        teacher=Synthetic(str(weights), tuple(grids), mirror=DATASETS[dataset].mirror, beside=None),
         dim=10**9,
         mean=data.mean,
         std=data.std,
