@@ -5,13 +5,15 @@
 
 Each line of results/validation/synthetic.jsonl is one training: what differs from the usual
 settings, the seed, and the accuracies of whitened PEC with the teacher, on a tenth of real
-training sets that was held out. No test image is used, and no real image for training.
+training sets that was held out: by its features alone, and with filters beside them within the
+paper's memory. No test image is used, and no real image for training.
 """
 
 import argparse
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -21,6 +23,7 @@ import numpy as np
 import torch
 
 from common import ROOT, Row, describe, keep, kept
+from pecil.teachers import Synthetic
 from pecil.teachers.network import load_weights
 from pecil.teachers.scenes import FAMILIES
 from pecil.teachers.synthetic import OBJECTIVES, Settings, train, validate
@@ -28,6 +31,7 @@ from pecil.teachers.synthetic import OBJECTIVES, Settings, train, validate
 RESULTS = ROOT / "results" / "validation" / "synthetic.jsonl"
 DATASETS = ("cifar10", "cifar100", "svhn", "mnist")
 SAMPLES = 20_000
+MEMORY = 11_200_000  # numbers, with filters beside the network
 USUAL = Settings(channels=(32, 64, 128, 128, 256, 256), steps=2_000, batch=512, pictures=65_536)
 EVEN = dict.fromkeys(FAMILIES, 1.0)
 QUESTIONS: dict[str, list[dict[str, Any]]] = {
@@ -56,7 +60,17 @@ QUESTIONS: dict[str, list[dict[str, Any]]] = {
         {"temperature": 0.5},
     ],
 }
-GRIDS = [(4, 3, 2), (4, 4, 2), (3, 3, 3), (4, 3, 1), (2, 2, 2), (5, 4, 3), (1, 1, 1)]
+GRIDS = [
+    (4, 3, 2),
+    (4, 4, 2),
+    (3, 3, 3),
+    (4, 3, 1),
+    (2, 2, 2),
+    (1, 1, 1),
+    (0, 0, 1),
+    (0, 0, 2),
+    (0, 2, 2),
+]
 
 
 def usual(seed: int, steps: int | None, **change: Any) -> Settings:
@@ -74,8 +88,16 @@ def measured(change: dict[str, Any], seed: int, steps: int | None, device: str) 
         row: Row = {"seconds": time.perf_counter() - start}
         row["weights"] = load_weights(str(weights)).count
         row["loss"] = json.loads((Path(folder) / "log.jsonl").read_text().splitlines()[-1])["loss"]
-        for name in DATASETS:
-            row[name] = 100 * validate(weights, name, SAMPLES, device)
+        row |= judged(weights, device)
+    return row
+
+
+def judged(weights: Path, device: str, grids: Sequence[int] = Synthetic.grids) -> Row:
+    """Judge a teacher on all datasets, alone and beside filters."""
+    row: Row = {}
+    for name in DATASETS:
+        for key, memory in ((name, None), (f"{name}, beside", MEMORY)):
+            row[key] = 100 * validate(weights, name, SAMPLES, device, grids, memory)
     return row
 
 
@@ -86,22 +108,20 @@ def maps(seed: int, steps: int | None, device: str) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         weights = train(settings, folder, device=device, every=settings.steps)
         for grids in GRIDS:
-            row: Row = {"change": {"grids": grids}}
-            for name in DATASETS:
-                row[name] = 100 * validate(weights, name, SAMPLES, device, grids)
-            rows.append(row)
+            rows.append({"change": {"grids": grids}, **judged(weights, device, grids)})
     return rows
 
 
 def table(rows: list[Row]) -> str:
     """Return the newest results as a table in Markdown, question by question."""
     newest = {(r["question"], json.dumps(r["change"]), r["seed"]): r for r in rows}
-    text = ["| question | differs in | seeds | " + " | ".join(DATASETS) + " |"]
-    text += ["|---|---|---:|" + "---:|" * len(DATASETS)]
+    columns = [f"{name}{how}" for name in DATASETS for how in ("", ", beside")]
+    text = ["| question | differs in | seeds | " + " | ".join(columns) + " |"]
+    text += ["|---|---|---:|" + "---:|" * len(columns)]
     for (question, change), group in groupby(newest.items(), key=lambda item: item[0][:2]):
         runs = [row for _, row in group]
         cells = []
-        for name in DATASETS:
+        for name in columns:
             values = [run[name] for run in runs]
             error = (
                 f" ± {np.std(values, ddof=1) / len(values) ** 0.5:.2f}" if len(values) > 1 else ""

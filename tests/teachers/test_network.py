@@ -37,14 +37,16 @@ def weights(encoder, tmp_path):
 
 
 @pytest.mark.parametrize("mirror", [False, True])
-def test_features_are_averages_of_the_encoders_maps(encoder, weights, mirror):
+@pytest.mark.parametrize("grids", [(3, 2, 1), (0, 0, 2), (0, 1, 0)])
+def test_features_are_averages_of_the_encoders_maps(encoder, weights, mirror, grids):
     x = torch.rand(3, 3, 32, 32)
-    grids = (3, 2, 1)
     teacher = Synthetic(weights, grids, mirror, beside=None).teacher((3, 32, 32), 10**6, 0, CPU)
     with torch.no_grad():
         maps, mirrored = encoder(x), encoder(x.flip(3))
     parts = []
     for block, grid in enumerate(grids):
+        if not grid:
+            continue
         means = F.adaptive_avg_pool2d(maps[block], grid)
         if mirror:
             means = means + F.adaptive_avg_pool2d(mirrored[block], grid)
@@ -189,6 +191,8 @@ def test_mirror_of_the_estimator_is_the_teachers(weights):
     ("call", "message"),
     [
         (lambda: Synthetic(grids=(4, 3)), r"grids must be 3 whole numbers .* they are \(4, 3\)"),
+        (lambda: Synthetic(grids=(4, 3, -1)), "grids must be 3 whole numbers of at least 0"),
+        (lambda: Synthetic(grids=(0, 0, 0)), "grids must not all be 0"),
         (lambda: Synthetic(grids=3), "grids must be 3 whole numbers .* they are 3"),
         (lambda: Synthetic(reduce=0), "reduce must be a whole number of at least 1, .* is 0"),
         (lambda: Encoder((1, 2, 3)), r"channels must be 6 whole numbers .* \(1, 2, 3\)"),

@@ -149,7 +149,7 @@ class Synthetic:
     weights : str
         The name of weights that come with the package, or the path of others.
     grids : tuple of int
-        The grid r×r of each block: fine, then coarser ones.
+        The grid r×r of each block: fine, then coarser ones; 0 leaves a block's maps out.
     mirror : bool
         Add the maps of the mirrored image and keep the left half of each grid: mirror images
         get the same features.
@@ -169,10 +169,12 @@ class Synthetic:
 
     def __post_init__(self) -> None:
         grids = tuple(self.grids) if isinstance(self.grids, list | tuple) else ()
-        if len(grids) != BLOCKS or not all(whole(grid) for grid in grids):
+        if len(grids) != BLOCKS or not all(whole(grid) or grid == 0 for grid in grids):
             raise ValueError(
-                f"grids must be {BLOCKS} whole numbers of at least 1, but they are {self.grids!r}"
+                f"grids must be {BLOCKS} whole numbers of at least 0, but they are {self.grids!r}"
             )
+        if not any(grids):
+            raise ValueError("grids must not all be 0: no features would be left")
         object.__setattr__(self, "grids", tuple(map(int, grids)))
         if self.reduce is not None and not whole(self.reduce):
             raise ValueError(
@@ -273,6 +275,8 @@ class _Synthetic(Remade):
         ]
         parts = []
         for maps, grid in zip(blocks(x, layers), self.recipe.grids, strict=True):
+            if not grid:
+                continue
             means = F.adaptive_avg_pool2d(maps, grid)
             if self.recipe.mirror:
                 own, mirrored = means.chunk(2)

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pecil.files import written_whole
+from pecil.teachers.filters import Filters
 from pecil.teachers.network import Encoder, Synthetic, save_weights
 from pecil.teachers.scenes import FAMILIES, PAINTS, SHAPES, check_shares, draw
 
@@ -316,8 +317,12 @@ def validate(
     samples: int,
     device: str | torch.device,
     grids: Sequence[int] = Synthetic.grids,
+    memory: float | None = None,
 ) -> float:
     """Return the accuracy of whitened PEC on a tenth of a dataset's training set, held out.
+
+    Its features are those of the network or, given a memory, also those of as many filters beside
+    it as the memory has room for.
 
     Parameters
     ----------
@@ -330,21 +335,28 @@ def validate(
     device : str or torch.device
     grids : sequence of int
         Over which the teacher's maps are averaged.
+    memory : float, optional
+        Numbers to hold, the network's weights among them.
     """
     import numpy as np
 
     from pecil import WhitenedPEC
     from pecil.data import DATASETS, load
+    from pecil.teachers import RECIPES
 
-    data = load(dataset)
+    data, about = load(dataset), DATASETS[dataset]
+    filters = RECIPES.get(about.pictures) if memory else None
+    beside = filters if isinstance(filters, Filters) else None
     order = np.random.default_rng(0).permutation(len(data.train_y))[:samples]
     held, rest = np.split(order, [max(1, len(order) // 10)])
     model = WhitenedPEC(
-        teacher=Synthetic(str(weights), tuple(grids), mirror=DATASETS[dataset].mirror, beside=None),
-        dim=10**9,
+        teacher=Synthetic(str(weights), tuple(grids), mirror=about.mirror, beside=beside),
+        expected_classes=about.n_classes,
         mean=data.mean,
         std=data.std,
         device=device,
+        memory=memory,
+        dim=None if memory else 10**9,
     )
     model.fit(data.train_x[rest], data.train_y[rest])
     return float(model.score(data.train_x[held], data.train_y[held]))
