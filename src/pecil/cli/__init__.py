@@ -1,0 +1,80 @@
+"""The command line.
+
+Exit codes: 0 done, 1 the request cannot be met (a message says why), 2 the
+command was not understood, 130 stopped by Ctrl-C. Models and tables are written
+whole or not at all. ``--json`` makes standard output pure JSON; progress goes to
+standard error, and only to a terminal.
+"""
+
+try:
+    import os
+    import signal
+    import sys
+    import threading
+    from collections.abc import Iterator, Sequence
+    from contextlib import contextmanager
+    from types import FrameType
+    from typing import Annotated
+
+    import typer
+
+    import pecil
+    from pecil.cli import models, runs, show
+    from pecil.cli.common import app
+except ImportError:
+    raise SystemExit('pecil: the command line needs more: pip install "pecil[cli]"') from None
+except KeyboardInterrupt:
+    raise SystemExit(130) from None
+
+__all__ = ["app", "main", "models", "runs", "show"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; mistakes become a message and exit code 1."""
+    with _ctrl_c():
+        try:
+            app(args=arguments, prog_name="pecil")
+        except (ValueError, OSError, ImportError) as error:
+            print("pecil:", " ".join(str(error).split()), file=sys.stderr)
+            raise SystemExit(1) from None
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end a command, even amid its imports, where it is at times mistaken or lost."""
+    usual = signal.getsignal(signal.SIGINT)
+    if (
+        usual is not signal.default_int_handler
+        or threading.current_thread() is not threading.main_thread()
+    ):
+        yield
+        return
+    signal.signal(signal.SIGINT, _stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def _stop(_: int, frame: FrameType | None) -> None:
+    """Exit at once if a module is being imported, else raise KeyboardInterrupt."""
+    while frame is not None and frame.f_code is not main.__code__:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os._exit(130)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print("pecil", pecil.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _pecil(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Learn new classes one at a time, from a single pass, without forgetting."""

@@ -1,0 +1,388 @@
+"""Commands for models of your own: fit, features, learn, predict, info, merge."""
+
+import csv
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
+
+import typer
+
+import pecil
+from pecil.cli.common import (
+    Changes,
+    Data,
+    Device,
+    Json,
+    Label,
+    Model,
+    Output,
+    check_output,
+    of_models,
+    print_facts,
+    print_json,
+    print_table,
+    progress,
+    settings_of,
+    value_of,
+)
+from pecil.files import written_whole
+
+if TYPE_CHECKING:
+    from pecil import PEC, WhitenedPEC
+    from pecil.data import Dataset
+    from pecil.methods.learner import Array
+
+    Classifier = PEC | WhitenedPEC
+
+CHUNK = 1000  # samples between two updates of a progress bar
+OF_WHITENED, OF_PEC = "Options of whitened_pec", "Options of pec"  # headings in the help
+
+
+class Estimator(StrEnum):
+    """What can be fitted and saved."""
+
+    WHITENED_PEC = "whitened_pec"
+    PEC = "pec"
+
+
+@of_models()
+def fit(
+    data: Data,
+    output: Output,
+    method: Annotated[
+        Estimator, typer.Option(help="whitened_pec: exact and accurate; pec: the paper's own.")
+    ] = Estimator.WHITENED_PEC,
+    teacher: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, natural, strokes, signs, relu, rbf or identity.",
+            rich_help_panel=OF_WHITENED,
+        ),
+    ] = None,
+    memory: Annotated[
+        float | None, typer.Option(help="Numbers to hold.", rich_help_panel=OF_WHITENED)
+    ] = None,
+    architecture: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, mlp, conv or linear: of students and teacher.", rich_help_panel=OF_PEC
+        ),
+    ] = None,
+    student_width: Annotated[
+        int | None, typer.Option(help="Hidden units of a student.", rich_help_panel=OF_PEC)
+    ] = None,
+    teacher_width: Annotated[
+        int | None, typer.Option(help="Hidden units of the teacher.", rich_help_panel=OF_PEC)
+    ] = None,
+    budget: Annotated[
+        int | None, typer.Option(help="Parameters per class.", rich_help_panel=OF_PEC)
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate of Adam.", rich_help_panel=OF_PEC)
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the data.", rich_help_panel=OF_PEC)
+    ] = None,
+    changes: Changes = None,
+    seed: Annotated[int, typer.Option(help="Decides the teacher; equal in models to merge.")] = 0,
+    label: Label = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Learn DATA from nothing and save the model; test it if there is a test part.
+
+    A dataset of the benchmark starts from the benchmark's settings.
+    """
+    check_output(output)
+    options = {
+        "teacher": teacher,
+        "memory": memory,
+        "architecture": architecture,
+        "student_width": student_width,
+        "teacher_width": teacher_width,
+        "budget": budget,
+        "lr": lr,
+        "epochs": epochs,
+        "random_state": seed,
+        "device": device,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    model = _new(method, data, given | settings_of(changes))
+    samples = _load(data, label)
+    if model.mean is None and model.std is None:
+        model.set_params(mean=samples.mean, std=samples.std)
+    with progress(f"learning {len(samples.train_x):,} samples"):
+        model.fit(samples.train_x, samples.train_y)
+    model.save(output)
+    _print_saved(model, output, samples, as_json)
+
+
+@of_models()
+def features(
+    data: Data,
+    network: Annotated[
+        str,
+        typer.Option(help="timm:NAME, pre-trained (needs pecil[timm]); or a TorchScript file."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to save them, an .npz.")],
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Height and width that images are brought to.")
+    ] = None,
+    changes: Changes = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Where finished parts are kept; else features/ beside the datasets."),
+    ] = None,
+    label: Label = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Compute the features of images by a frozen network; the file is a dataset to learn from.
+
+    Stop it as you like: it goes on where it stopped.
+    """
+    import numpy as np
+
+    from pecil.data import Features
+    from pecil.data.registry import data_folder
+    from pecil.methods import check_settings
+
+    check_output(output)
+    if output.suffix.lower() != ".npz":
+        raise ValueError(f"expected a name that ends in .npz for the features, got {output}")
+    extractor = Features(network, size=size, device=device)
+    given, own = settings_of(changes), {"network", "size", "device", "cache"}
+    check_settings("Features", given, sorted(set(extractor.get_params()) - own))
+    extractor.set_params(cache=cache or data_folder() / "features", **given).fit()
+    samples = _load(data, label, labelled=False, on_disk=True)
+    parts = {"train": (samples.train_x, samples.train_y)}
+    if samples.test_x is not None:
+        parts["test"] = (samples.test_x, samples.test_y)
+    arrays: dict[str, Any] = {"note": f"features of {samples.name} by {network}"}
+    for part, (x, y) in parts.items():
+        arrays[f"{part}_x"] = extractor.transform(x)
+        if y is not None:
+            arrays[f"{part}_y"] = y
+    with written_whole(output) as temporary:
+        np.savez(temporary, **arrays)
+    facts = {
+        "output": output,
+        "samples": sum(len(x) for x, _ in parts.values()),
+        "n_features": arrays["train_x"].shape[1],
+    }
+    (print_json if as_json else print_facts)(facts)
+
+
+@of_models()
+def learn(
+    model: Model,
+    data: Data,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Where to save; by default the model's own file."),
+    ] = None,
+    label: Label = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Go on learning: more samples of known classes, and new classes."""
+    target = output or model
+    check_output(target)
+    learner = _model(model, device)
+    samples = _load(data, label)
+    if isinstance(learner, pecil.PEC):
+        learner.set_params(expected_samples=_expected(learner, samples.train_y))
+    with progress(f"learning {len(samples.train_x):,} samples"):
+        learner.partial_fit(samples.train_x, samples.train_y)
+    learner.save(target)
+    _print_saved(learner, target, samples, as_json)
+
+
+@of_models()
+def predict(
+    model: Model,
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="A dataset's name; or a folder of images, an .npz, .csv or .parquet, with labels "
+            "or without.",
+        ),
+    ],
+    novelty: Annotated[bool, typer.Option("--novelty", help="Add the smallest error.")] = False,
+    reject_as: Annotated[
+        str | None,
+        typer.Option(metavar="LABEL", help="The label of samples that resemble no known class."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A CSV file; by default print it.")
+    ] = None,
+    label: Label = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Name the class of every sample, as CSV; of the test part where there is one.
+
+    The samples need no labels; those that have labels tell the accuracy.
+    """
+    if output is not None:
+        check_output(output)
+    learner = _model(model, device)
+    samples = _load(data, label, labelled=False)
+    x, y, files = samples.test_x, samples.test_y, samples.test_files
+    if x is None:
+        x, y, files = samples.train_x, samples.train_y, samples.train_files
+    rows = _predictions(learner, x, novelty, reject_as, files)
+    facts: dict[str, Any] = {"samples": len(rows)}
+    if y is not None:
+        facts["accuracy"] = _accuracy(rows, y)
+    if output is not None:
+        with (
+            written_whole(output) as temporary,
+            temporary.open("w", encoding="utf-8", newline="") as file,
+        ):
+            _write_csv(file, rows)
+        facts["output"] = output
+    if as_json:
+        print_json(facts if output else facts | {"predictions": rows})
+    elif output is None:
+        _write_csv(sys.stdout, rows)
+    else:
+        print_facts(facts)
+
+
+@of_models()
+def info(model: Model, as_json: Json = False) -> None:
+    """Show what a saved model is and knows."""
+    facts = _facts(_model(model, "cpu"), model)
+    if as_json:
+        print_json(facts)
+    else:
+        classes = [(str(c["label"]), f"{c['samples']:,}") for c in facts.pop("classes")]
+        print_facts(facts | facts.pop("settings"))
+        print_table(("class", "samples seen"), classes)
+
+
+@of_models()
+def merge(
+    models: Annotated[list[Path], typer.Argument(help="Two models or more.")],
+    output: Output,
+    as_json: Json = False,
+) -> None:
+    """Put models that learned apart together; nothing is trained again.
+
+    Models of whitened_pec may know the same classes, those of pec may not.
+    """
+    if len(models) < 2:
+        raise typer.BadParameter("expected two models or more")
+    check_output(output)
+    merged: Any = _model(models[0], "cpu")
+    for path in models[1:]:
+        merged.merge(_model(path, "cpu"))
+    merged.save(output)
+    _print_saved(merged, output, None, as_json)
+
+
+def _new(method: Estimator, data: str, given: Mapping[str, Any]) -> Any:
+    """Make a model with the settings given, and else with those chosen for the dataset."""
+    from pecil.bench.experiment import settings_for
+    from pecil.data import DATASETS
+    from pecil.methods import METHODS, check_settings, whitened_pec
+
+    make: Callable[..., Any] = whitened_pec if method is Estimator.WHITENED_PEC else pecil.PEC
+    owner, options = METHODS[method].title, METHODS[method].options
+    if unknown := set(given).difference(options):
+        for other in Estimator:
+            if unknown.issubset(METHODS[other].options):
+                owner += f", unlike --method {other},"
+        check_settings(owner, unknown, sorted(options))
+    settings = settings_for(method, data, **given)
+    if data in DATASETS and "expected_classes" in options:
+        settings.setdefault("expected_classes", DATASETS[data].n_classes)
+    return make(**settings)
+
+
+def _model(path: Path, device: str) -> "Classifier":
+    return cast("Classifier", pecil.load(path, device=device))
+
+
+def _load(data: str, label: str | None, labelled: bool = True, on_disk: bool = False) -> "Dataset":
+    from pecil.data import load
+
+    return load(data, label=label, labelled=labelled, on_disk=on_disk)
+
+
+def _expected(model: "PEC", labels: "Array") -> Any:
+    """Let the learning rate of new classes fall over the samples that are there."""
+    given, known = model.expected_samples, model.samples_seen_
+    if isinstance(given, int):
+        return given
+    return {**(given or {}), **Counter(c for c in labels.tolist() if c not in known)}
+
+
+def _predictions(
+    model: "Classifier",
+    x: "Array",
+    novelty: bool = False,
+    reject_as: str | None = None,
+    files: Sequence[str] | None = None,
+) -> list[dict[str, Any]]:
+    """Predict chunk by chunk: one row (index, file if known, label, novelty if asked) a sample."""
+    options = {} if reject_as is None else {"reject_as": value_of(reject_as)}
+    rows: list[dict[str, Any]] = []
+    with progress(f"predicting {len(x):,} samples") as show:
+        for start in range(0, len(x), CHUNK):
+            chunk = x[start : start + CHUNK]
+            for label in model.predict(chunk, **options).tolist():
+                file = {"file": files[len(rows)]} if files else {}
+                rows.append({"index": len(rows), **file, "label": label})
+            if novelty:
+                for row, value in zip(rows[start:], model.novelty(chunk).tolist(), strict=True):
+                    row["novelty"] = value
+            show(len(rows), len(x))
+    return rows
+
+
+def _accuracy(rows: Sequence[Mapping[str, Any]], y: "Array") -> float:
+    """Return the share of right labels."""
+    return sum(row["label"] == label for row, label in zip(rows, y.tolist(), strict=True)) / len(y)
+
+
+def _write_csv(file: TextIO, rows: Sequence[Mapping[str, Any]]) -> None:
+    writer = csv.DictWriter(file, fieldnames=rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def _facts(model: "Classifier", path: Path) -> dict[str, Any]:
+    """Return what there is to say about a saved model."""
+    seen = model.samples_seen_
+    if isinstance(model, pecil.PEC):
+        size = {"n_parameters_per_class": model.n_parameters_per_class_}
+    else:
+        size = {"n_features": model.dim_}
+    return {
+        "model": path,
+        "kind": type(model).__name__,
+        "bytes": path.stat().st_size,
+        "input_shape": model.input_shape_,
+        "n_parameters": model.n_parameters_,
+        **size,
+        "classes": [{"label": c, "samples": seen[c]} for c in model.classes_.tolist()],
+        "settings": model.get_params(),
+    }
+
+
+def _print_saved(model: "Classifier", path: Path, samples: "Dataset | None", as_json: bool) -> None:
+    """Report on a model just saved, with its accuracy where there are samples to test it."""
+    facts = _facts(model, path)
+    if samples is not None and samples.test_x is not None and samples.test_y is not None:
+        rows = _predictions(model, samples.test_x)
+        facts["accuracy"] = _accuracy(rows, samples.test_y)
+    if as_json:
+        print_json(facts)
+    else:
+        print_facts(facts | {"classes": len(facts["classes"]), "settings": None})
