@@ -1,38 +1,42 @@
 """What the synthetic teachers rest on: trainings that differ in one thing.
 
     python benchmarks/synthetic.py objectives families ...     (a GPU)
-    python benchmarks/synthetic.py --table                     prints the results
+    python benchmarks/synthetic.py shipped --datasets cifar10  the weights of the package, by grids
+    python benchmarks/synthetic.py --table                     docs/synthetic-teacher.md
 
-Each line of results/validation/synthetic.jsonl is one training: what differs from the usual
-settings, the seed, and the accuracies of whitened PEC with the teacher, on a tenth of real
-training sets that was held out: by its features alone, and with filters beside them within the
-paper's memory. No test image is used, and no real image for training.
+Each line of results/validation/synthetic.jsonl is a teacher: what differs from the usual settings,
+the seed, and the accuracies of whitened PEC with it, on a tenth of real training sets that was held
+out: by the network's features alone, and with filters beside them within the paper's memory. No
+test image is used, and no real image for training.
 """
 
 import argparse
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from common import ROOT, Row, describe, keep, kept
-from pecil.teachers import Synthetic
+from common import ROOT, Row, describe, keep, kept, put
+from pecil.bench.tables import with_error
+from pecil.data import DATASETS
+from pecil.teachers import FILTERS, Synthetic
 from pecil.teachers.network import load_weights
 from pecil.teachers.scenes import FAMILIES
 from pecil.teachers.synthetic import OBJECTIVES, Settings, train, validate
 
 RESULTS = ROOT / "results" / "validation" / "synthetic.jsonl"
-DATASETS = ("cifar10", "cifar100", "svhn", "mnist")
+PAGE = ROOT / "docs" / "synthetic-teacher.md"
+USUALLY = ("cifar10", "cifar100", "svhn", "mnist")
 SAMPLES = 20_000
 MEMORY = 11_200_000  # numbers, with filters beside the network
 USUAL = Settings(channels=(32, 64, 128, 128, 256, 256), steps=2_000, batch=512, pictures=65_536)
+Names = Sequence[str]
 EVEN = dict.fromkeys(FAMILIES, 1.0)
 QUESTIONS: dict[str, list[dict[str, Any]]] = {
     "objectives": [{"objective": name} for name in OBJECTIVES],
@@ -72,79 +76,97 @@ def usual(seed: int, steps: int | None, **change: Any) -> Settings:
     return settings if steps is None else replace(settings, steps=steps)
 
 
-def measured(change: dict[str, Any], seed: int, steps: int | None, device: str) -> Row:
+def measured(change: Row, seed: int, steps: int | None, names: Names, device: str) -> Row:
     """Train a teacher and judge it."""
     settings = usual(seed, steps, **change)
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         weights = train(settings, folder, device=device, every=settings.steps)
-        row: Row = {"seconds": time.perf_counter() - start}
+        row: Row = {"change": change, "seconds": time.perf_counter() - start}
         row["weights"] = load_weights(str(weights)).count
         row["loss"] = json.loads((Path(folder) / "log.jsonl").read_text().splitlines()[-1])["loss"]
-        row |= judged(weights, device)
-    return row
+        return row | judged(str(weights), names, device)
 
 
-def judged(weights: Path, device: str, grids: Sequence[int] = Synthetic.grids) -> Row:
-    """Judge a teacher on all datasets, alone and beside filters."""
+def judged(weights: str, names: Names, device: str, grids: Sequence[int] = Synthetic.grids) -> Row:
+    """Judge a teacher on datasets, alone and with filters beside it."""
     row: Row = {}
-    for name in DATASETS:
-        for key, memory in ((name, None), (f"{name}, beside", MEMORY)):
-            row[key] = 100 * validate(weights, name, SAMPLES, device, grids, memory)
+    for name in names:
+        alone = Synthetic(weights, tuple(grids), mirror=DATASETS[name].mirror, beside=None)
+        both = replace(alone, beside=FILTERS[DATASETS[name].pictures])
+        row[name] = 100 * validate(alone, name, SAMPLES, device)
+        row[f"{name}, beside"] = 100 * validate(both, name, SAMPLES, device, MEMORY)
     return row
 
 
-def maps(seed: int, steps: int | None, device: str) -> list[Row]:
-    """Train one teacher and judge its maps over several grids."""
-    settings = usual(seed, steps)
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder:
-        weights = train(settings, folder, device=device, every=settings.steps)
-        for grids in GRIDS:
-            rows.append({"change": {"grids": grids}, **judged(weights, device, grids)})
-    return rows
+def by_grids(weights: str, names: Names, device: str) -> Iterator[Row]:
+    """Judge a teacher's maps over several grids."""
+    for grids in GRIDS:
+        yield {"change": {"grids": grids}, **judged(weights, names, device, grids)}
+
+
+def filters_alone(names: Names, device: str) -> Row:
+    """Judge filters of the seed that have the whole memory."""
+    pictures = {name: FILTERS[DATASETS[name].pictures] for name in names}
+    found = {
+        f"{k}, beside": 100 * validate(v, k, SAMPLES, device, MEMORY) for k, v in pictures.items()
+    }
+    return {"change": {"network": None}, **found}
+
+
+def answers(
+    question: str, seed: int, steps: int | None, names: Names, device: str
+) -> Iterator[Row]:
+    """Yield what is found for a question, one row after the other."""
+    if question == "shipped":
+        if seed == 0:  # the weights are what they are
+            yield filters_alone(names, device)
+            yield from by_grids("small", names, device)
+    elif question == "maps":
+        with tempfile.TemporaryDirectory() as folder:
+            settings = usual(seed, steps)
+            weights = train(settings, folder, device=device, every=settings.steps)
+            yield from by_grids(str(weights), names, device)
+    else:
+        for change in QUESTIONS[question]:
+            yield measured(change, seed, steps, names, device)
 
 
 def table(rows: list[Row]) -> str:
     """Return the newest results as a table in Markdown, question by question."""
     newest = {(r["question"], json.dumps(r["change"]), r["seed"]): r for r in rows}
-    columns = [f"{name}{how}" for name in DATASETS for how in ("", ", beside")]
+    columns = [f"{name}{how}" for name in USUALLY for how in ("", ", beside")]
+    columns = [name for name in columns if any(name in row for row in rows)]
     text = ["| question | differs in | seeds | " + " | ".join(columns) + " |"]
     text += ["|---|---|---:|" + "---:|" * len(columns)]
     for (question, change), group in groupby(newest.items(), key=lambda item: item[0][:2]):
         runs = [row for _, row in group]
-        cells = []
-        for name in columns:
-            values = [run[name] for run in runs]
-            error = (
-                f" ± {np.std(values, ddof=1) / len(values) ** 0.5:.2f}" if len(values) > 1 else ""
-            )
-            cells.append(f"{np.mean(values):.2f}{error}")
+        found = [[run[name] for run in runs if name in run] for name in columns]
+        cells = [with_error(values) if values else "" for values in found]
         text.append(f"| {question} | {change} | {len(runs)} | {' | '.join(cells)} |")
     return "\n".join(text)
 
 
 def main() -> None:
-    """Train, judge, keep the results; or print them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("questions", nargs="*", choices=[*QUESTIONS, "maps", []])
+    """Train, judge, keep the results; or only write the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("questions", nargs="*", choices=[*QUESTIONS, "maps", "shipped", []])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, help="instead of those of a question")
+    parser.add_argument("--datasets", nargs="*", default=USUALLY, choices=USUALLY)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--table", action="store_true", help="train nothing")
     options = parser.parse_args()
     for seed in range(options.seeds if not options.table else 0):
         common = {"seed": seed, "machine": describe(options.device), "samples": SAMPLES}
         for question in options.questions:
-            if question == "maps":
-                rows = maps(seed, options.steps, options.device)
-            else:
-                rows = [
-                    {"change": change, **measured(change, seed, options.steps, options.device)}
-                    for change in QUESTIONS[question]
-                ]
-            keep(RESULTS, [{"question": question, **common, **row} for row in rows])
-    print(table(kept(RESULTS)))
+            asked = (question, seed, options.steps, options.datasets, options.device)
+            for row in answers(*asked):
+                keep(RESULTS, [{"question": question, **common, **row}])
+                print(json.dumps(row), flush=True)
+    put(table(kept(RESULTS)), PAGE, "teachers")
 
 
 if __name__ == "__main__":

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn.datasets import load_digits
 
 import pecil
 from pecil import WhitenedPEC
-from pecil.teachers import Filters, Synthetic
-from pecil.teachers.network import Encoder, load_weights, save_weights, standardised
+from pecil.teachers import RECIPES, Filters, Synthetic, network
+from pecil.teachers.network import SHIPPED, Encoder, load_weights, save_weights, standardised
+from pecil.teachers.synthetic import Settings
 
 CHANNELS = (4, 6, 8, 8, 10, 12)
 CPU = torch.device("cpu")
@@ -147,7 +149,8 @@ def test_it_teaches_and_its_weights_count(weights, tmp_path):
     X = (rng.random((60, 16, 16, 3)) * 80).astype(np.uint8)
     X[y == 1, :, 4:8] += 120  # a bright bar
     numbers = load_weights(weights).count
-    model = WhitenedPEC(teacher=Synthetic(weights), memory=numbers + 5_000, expected_classes=2)
+    recipe = Synthetic(weights, (4, 3, 2))
+    model = WhitenedPEC(teacher=recipe, memory=numbers + 5_000, expected_classes=2)
     model.fit(X[:40], y[:40])
     assert model.score(X[40:], y[40:]) == 1
     assert model.dim_ == 97  # 97·98/2 + 2·97 ≤ 5,000
@@ -216,3 +219,39 @@ def test_wrong_files_and_samples_are_refused(weights, tmp_path):
     for shape in ((5,), (4, 16, 16)):
         with pytest.raises(ValueError, match="needs grey or colour images"):
             Synthetic(weights).teacher(shape, 10, 0, CPU)
+
+
+# ------------------------------------------------------------- weights of the package
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_packages_weights_load_are_few_and_tell_how_they_were_made(name):
+    found = load_weights(name)
+    assert found.sha256 == SHIPPED[name]
+    assert found.count < 5_000_000
+    assert all(values.isfinite().all() for values in found.tensors.values())
+    settings = found.about["settings"]
+    assert found.channels == settings["channels"] and found.about["steps"] == settings["steps"]
+    Settings(**settings | {"channels": tuple(settings["channels"])})  # can be trained again
+
+
+def test_weights_of_the_package_that_are_damaged_are_refused(weights, monkeypatch, tmp_path):
+    monkeypatch.setattr(network, "HERE", Path(weights).parent)
+    Path(weights).rename(Path(weights).with_stem("small"))
+    with pytest.raises(ValueError, match="small.safetensors is damaged: its SHA-256 is .* anew"):
+        load_weights("small")
+    monkeypatch.setattr(network, "HERE", tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="expected weights out of small"):
+        load_weights("small")
+
+
+@pytest.mark.parametrize("name", ["synthetic", "synthetic-strokes", "synthetic-signs"])
+def test_teachers_by_name_have_a_network_and_filters(name):
+    """Digits of scikit-learn, few samples, as many numbers held."""
+    digits = load_digits()
+    X, y = digits.images[:600], digits.target[:600]
+    memory = RECIPES[name].n_weights + 1_000_000
+    model = WhitenedPEC(teacher=name, memory=memory, mean=8, std=8).fit(X[:300], y[:300])
+    assert model.dim_ > RECIPES[name].teacher((1, 8, 8), 1, 0, CPU).features
+    assert model.n_parameters_ <= memory
+    assert model.score(X[300:], y[300:]) > 0.8

@@ -58,7 +58,7 @@ def fit(
     teacher: Annotated[
         str | None,
         typer.Option(
-            help="auto, natural, strokes, signs, relu, rbf or identity.",
+            help="auto, natural, strokes, signs, synthetic, relu, rbf, identity and others.",
             rich_help_panel=OF_WHITENED,
         ),
     ] = None,

@@ -14,14 +14,16 @@ import torch
 
 from pecil import WhitenedPEC
 from pecil.methods.learner import Array, check_settings
-from pecil.teachers import RECIPES, Filters, RandomFeatures
+from pecil.teachers import RECIPES, Filters, RandomFeatures, Synthetic
 
-NAMES = ("kind", "mirror")  # the teacher's name sets the first, the estimator has the second
+NAMES = ("kind", "beside", "mirror")  # the teacher's name sets the first, the estimator the last
 RECIPE_SETTINGS = tuple(
-    field.name
-    for recipe in (Filters, RandomFeatures)
-    for field in fields(recipe)
-    if field.name not in NAMES
+    dict.fromkeys(
+        field.name
+        for recipe in (Filters, RandomFeatures, Synthetic)
+        for field in fields(recipe)
+        if field.name not in NAMES
+    )
 )
 
 
@@ -33,8 +35,8 @@ def whitened_pec(teacher: Any = "auto", **settings: Any) -> WhitenedPEC:
     teacher : str
         See `pecil.WhitenedPEC`; to be named if its recipe is to be changed.
     **settings
-        Parameters of `pecil.WhitenedPEC`, and fields of `pecil.teachers.Filters` or
-        `RandomFeatures`, whichever the teacher is.
+        Parameters of `pecil.WhitenedPEC`, and fields of `pecil.teachers.Filters`,
+        `RandomFeatures` or `Synthetic`, whichever the teacher is.
 
     Examples
     --------

@@ -60,10 +60,11 @@ class WhitenedPEC(ErrorClassifier):
     teacher : str, recipe or callable
         "natural" (filters for photographs), "strokes" (for drawings and handwriting), "signs"
         (for signs of any colour on any ground), "relu" or "rbf" (random features of vectors),
-        "identity" (inputs are embeddings already); a :class:`~pecil.teachers.Filters` or
-        :class:`~pecil.teachers.RandomFeatures` of your own, or a network trained on synthetic
-        pictures, :class:`~pecil.teachers.Synthetic`; or any callable, say a
-        pre-trained ``torch.nn.Module``, that maps samples (n, *input_shape) to (n, D).
+        "identity" (inputs are embeddings already); "synthetic", "synthetic-strokes" or
+        "synthetic-signs" (a network trained on synthetic pictures, filters beside it); a
+        :class:`~pecil.teachers.Filters`, :class:`~pecil.teachers.RandomFeatures` or
+        :class:`~pecil.teachers.Synthetic` of your own; or any callable, say a pre-trained
+        ``torch.nn.Module``, that maps samples (n, *input_shape) to (n, D).
         "auto" takes "natural" for colour images, "strokes" for grey ones, "rbf" for vectors.
     memory : float, optional
         Numbers that the model may hold: D becomes the largest for which the upper triangle of
@@ -75,7 +76,7 @@ class WhitenedPEC(ErrorClassifier):
         Classes that ``memory`` is to hold; more may come, each takes D numbers.
     mirror : bool, optional
         Whether mirror images belong to the same class; by default what the teacher says:
-        yes for "natural", no for "strokes" and "signs".
+        yes for "natural" and "synthetic", no for those of strokes and signs.
     shrinkage : "oas" or float
         a in Σ̃: the oracle-approximating one, or a number between 0 and 1.
     mean, std : float or sequence, optional

@@ -10,12 +10,15 @@ A recipe is a small frozen record; ``recipe.teacher(input_shape, dim, seed, devi
 teacher.
 """
 
+from dataclasses import replace
+
 from pecil.teachers.base import FeatureTeacher, Recipe
 from pecil.teachers.filters import Filters
 from pecil.teachers.network import Synthetic
 from pecil.teachers.vectors import Identity, RandomFeatures
 
 __all__ = [
+    "FILTERS",
     "RECIPES",
     "FeatureTeacher",
     "Filters",
@@ -25,14 +28,22 @@ __all__ = [
     "Synthetic",
 ]
 
-RECIPES: dict[str, Recipe] = {
+FILTERS = {
     "natural": Filters(),
     "strokes": Filters(
         prior="strokes", sizes=(7,), grids=(3,), ridge=3.0, threshold=0.4, spread=8, mirror=False
     ),
     "signs": Filters(sizes=(5, 8), grids=(3, 4), ridge=3.0, grey=1.0, signed=False, mirror=False),
+}
+"""For photographs, drawings, signs of any colour on any ground."""
+
+RECIPES: dict[str, Recipe] = {
+    **FILTERS,
+    "synthetic": Synthetic(),
+    "synthetic-strokes": Synthetic(mirror=False, beside=replace(FILTERS["strokes"], spread=1)),
+    "synthetic-signs": Synthetic(mirror=False, beside=FILTERS["signs"]),
     "relu": RandomFeatures("relu"),
     "rbf": RandomFeatures("rbf"),
     "identity": Identity(),
 }
-"""What the names stand for: photographs, drawings, signs of any colour on any ground, vectors."""
+"""What the names stand for: filters, a network with filters beside it, features of vectors."""

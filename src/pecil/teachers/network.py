@@ -26,6 +26,9 @@ LEAST = 16  # pixels of a side up to which images are enlarged
 SHARP = 0.01  # added to a picture's variance
 ROWS = {"cpu": 32, "cuda": 1024}  # pictures at a time
 HERE = Path(__file__).parent / "weights"
+SHIPPED = {  # weights that come with the package, and the SHA-256 of their files
+    "small": "a90f3f922dcfcffb455e5391e5cc391b8c8fc8a4f0dc87c730577632e49d0a20",
+}
 
 
 class Encoder(nn.Module):
@@ -117,13 +120,18 @@ class Weights:
 
 def load_weights(name: str) -> Weights:
     """Read weights: those of the package by name, others by path."""
-    known = sorted(path.stem for path in HERE.glob("*.safetensors"))
-    path = HERE / f"{name}.safetensors" if name in known else Path(name)
+    path = HERE / f"{name}.safetensors" if name in SHIPPED else Path(name)
     if not path.is_file():
         raise FileNotFoundError(
-            f"expected weights out of {', '.join(known)}, or a file, got {name!r}"
+            f"expected weights out of {', '.join(SHIPPED)}, or a file, got {name!r}"
         )
-    return _read(path, path.stat().st_mtime_ns)
+    weights = _read(path, path.stat().st_mtime_ns)
+    if name in SHIPPED and weights.sha256 != SHIPPED[name]:
+        raise ValueError(
+            f"{path} is damaged: its SHA-256 is {weights.sha256}, not {SHIPPED[name]}; install "
+            "pecil anew"
+        )
+    return weights
 
 
 @lru_cache(maxsize=4)
@@ -161,8 +169,8 @@ class Synthetic:
         up for the rest; None: there are no more. ``mirror`` holds for them, too.
     """
 
-    weights: str = "large"
-    grids: tuple[int, ...] = (4, 3, 2)
+    weights: str = "small"
+    grids: tuple[int, ...] = (2, 2, 2)
     mirror: bool = True
     reduce: int | None = None
     beside: Filters | None = Filters()
@@ -247,7 +255,9 @@ class _Synthetic(Remade):
             generator = torch.Generator().manual_seed(seed)
             mix = torch.randn(self.features, dim, generator=generator) / self.features**0.5
             self.mix = mix.to(device)
-        self.checksum = f"{weights.sha256} {dim} {seed if self.mix is not None else ''}"
+        self.checksum = f"{weights.sha256} {recipe.grids} {recipe.mirror} {self.size}"
+        if self.mix is not None:
+            self.checksum += f" {dim} {seed}"
 
     def _size(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Return the height and width at which images are looked at."""

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pecil.files import written_whole
-from pecil.teachers.filters import Filters
+from pecil.teachers.base import Recipe
 from pecil.teachers.network import Encoder, Synthetic, save_weights
 from pecil.teachers.scenes import FAMILIES, PAINTS, SHAPES, check_shares, draw
 
@@ -312,51 +312,41 @@ class Training:
 
 
 def validate(
-    weights: Path,
+    teacher: Recipe,
     dataset: str,
     samples: int,
-    device: str | torch.device,
-    grids: Sequence[int] = Synthetic.grids,
+    device: str | torch.device = "auto",
     memory: float | None = None,
 ) -> float:
     """Return the accuracy of whitened PEC on a tenth of a dataset's training set, held out.
 
-    Its features are those of the network or, given a memory, also those of as many filters beside
-    it as the memory has room for.
-
     Parameters
     ----------
-    weights : path
-        Of the teacher.
+    teacher : recipe
     dataset : str
         Its test set is not touched.
     samples : int
         How many samples of the training set take part, drawn at random.
     device : str or torch.device
-    grids : sequence of int
-        Over which the teacher's maps are averaged.
     memory : float, optional
-        Numbers to hold, the network's weights among them.
+        Numbers to hold, the teacher's weights among them; by default as many as its features need.
     """
     import numpy as np
 
     from pecil import WhitenedPEC
     from pecil.data import DATASETS, load
-    from pecil.teachers import RECIPES
 
-    data, about = load(dataset), DATASETS[dataset]
-    filters = RECIPES.get(about.pictures) if memory else None
-    beside = filters if isinstance(filters, Filters) else None
+    data = load(dataset)
     order = np.random.default_rng(0).permutation(len(data.train_y))[:samples]
     held, rest = np.split(order, [max(1, len(order) // 10)])
     model = WhitenedPEC(
-        teacher=Synthetic(str(weights), tuple(grids), mirror=about.mirror, beside=beside),
-        expected_classes=about.n_classes,
+        teacher=teacher,
+        memory=memory,
+        dim=None if memory else 10**9,
+        expected_classes=DATASETS[dataset].n_classes,
         mean=data.mean,
         std=data.std,
         device=device,
-        memory=memory,
-        dim=None if memory else 10**9,
     )
     model.fit(data.train_x[rest], data.train_y[rest])
     return float(model.score(data.train_x[held], data.train_y[held]))
@@ -389,6 +379,8 @@ def train(
     report : callable
         Called with each row of the log.
     """
+    from pecil.data import DATASETS
+
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint, weights = folder / "checkpoint.pt", folder / "weights.safetensors"
@@ -410,7 +402,8 @@ def train(
         training.save(checkpoint)
         training.export(weights)
         for name in datasets:
-            row[name] = validate(weights, name, samples, training.device)
+            alone = Synthetic(str(weights), mirror=DATASETS[name].mirror, beside=None)
+            row[name] = validate(alone, name, samples, training.device)
         with (folder / "log.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps(row) + "\n")
         report(row)
