@@ -222,6 +222,7 @@ PAPER = {  # rows and datasets
 OURS = {
     "cifar100_optimizer": (26, 1),
     "whitened": (4, 6),
+    "synthetic": (4, 5),
     "metric": (2, 1),
     "unequal": (3, 3),
     "randumb": (2, 4),

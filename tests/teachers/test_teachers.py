@@ -17,7 +17,11 @@ from pecil.teachers.filters import spectrum
 
 CPU = torch.device("cpu")
 SMALL = Filters(sizes=(3,), grids=(2,))
-NAMES = ["natural", "strokes", "signs", "relu", "rbf", "identity"]
+NAMES = [
+    *("natural", "strokes", "signs"),
+    *("synthetic", "synthetic-strokes", "synthetic-signs"),
+    *("relu", "rbf", "identity"),
+]
 
 
 @pytest.fixture(autouse=True)
