@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pecil.files import read_tensors, write_tensors
+from pecil.pec.machine import in_full
 from pecil.teachers.base import FeatureTeacher, Remade, reduction, whole
 from pecil.teachers.filters import Filters
 
@@ -268,6 +269,7 @@ class _Synthetic(Remade):
         reduce = reduction(side, self.recipe.reduce)
         return max(1, shape[0] // reduce), max(1, shape[1] // reduce)
 
+    @in_full
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         rows = ROWS.get(x.device.type, ROWS["cpu"])
