@@ -81,9 +81,9 @@ def allowed():
 
 def test_products_are_kept_in_full_and_what_was_allowed_comes_back(coarse):
     before = allowed()
-    assert not set(before) & set(machine.FULL)
+    assert not set(before) & set(machine.EXACT)
     with pytest.raises(KeyError), in_full, in_full:
-        assert set(allowed()) <= set(machine.FULL)
+        assert set(allowed()) <= set(machine.EXACT)
         raise KeyError
     assert allowed() == before
     assert torch.get_float32_matmul_precision() == "medium"
@@ -105,7 +105,7 @@ def test_threads_in_full_do_not_wait_for_each_other_nor_leave_too_early(coarse):
         assert inside.wait(timeout=60)
     left.set()  # the first one is out, the second still in
     thread.join()
-    assert set(told[0]) <= set(machine.FULL)
+    assert set(told[0]) <= set(machine.EXACT)
     assert allowed() == before
 
 

@@ -247,7 +247,7 @@ def test_weights_of_the_package_that_are_damaged_are_refused(weights, monkeypatc
 
 @pytest.mark.parametrize("name", ["synthetic", "synthetic-strokes", "synthetic-signs"])
 def test_teachers_by_name_have_a_network_and_filters(name):
-    """Digits of scikit-learn, few samples, as many numbers held."""
+    """Some digits of scikit-learn, enlarged; all features of the network, and filters."""
     digits = load_digits()
     X, y = digits.images[:600], digits.target[:600]
     memory = RECIPES[name].n_weights + 1_000_000

@@ -20,7 +20,7 @@ KEPT = 7 * 2**20  # floats of a block, just under the 32 MiB to which glibc lear
 HUGE = 2**22  # bytes from which on large pages are worth asking for
 CPU_CACHED, CPU_MOST, GPU_MOST = 2**22, 2**24, 2**26  # floats that one temporary may hold
 
-FULL = ("ieee", "none", "highest")  # names of full float32
+EXACT = ("ieee", "none", "highest")  # names of full float32
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
 
@@ -148,15 +148,15 @@ class _InFull(ContextDecorator):
             if self.inside == 1:
                 self.allowed = [(m, m.fp32_precision) for m in _matmuls()]
                 for matmul, precision in self.allowed:
-                    if precision not in FULL:
-                        matmul.fp32_precision = FULL[0]
+                    if precision not in EXACT:
+                        matmul.fp32_precision = EXACT[0]
 
     def __exit__(self, *error: object) -> None:
         with self.lock:
             self.inside -= 1
             if self.inside == 0:
                 for matmul, precision in self.allowed:
-                    if precision not in FULL:
+                    if precision not in EXACT:
                         matmul.fp32_precision = precision
 
 
@@ -169,7 +169,7 @@ class _AllMatmuls:
 
     @fp32_precision.setter
     def fp32_precision(self, precision: str) -> None:
-        torch.set_float32_matmul_precision("highest" if precision == FULL[0] else precision)
+        torch.set_float32_matmul_precision("highest" if precision == EXACT[0] else precision)
 
 
 def _matmuls() -> tuple[Any, ...]:
