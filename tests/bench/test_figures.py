@@ -8,7 +8,6 @@ from PIL import Image
 from pecil.bench import Experiment, Result, figures, planned
 from pecil.bench.figures import Point
 from pecil.data import DATASETS
-from pecil.methods import METHODS
 
 
 def result(method, dataset, accuracy, held, seed=0, split=None, **changes):
@@ -33,7 +32,7 @@ RESULTS = [
 
 def test_points_are_runs_with_the_usual_settings_but_for_the_size():
     points = MEMORY.points(reversed(RESULTS))
-    assert [(p.dataset, p.method, p.held) for p in points] == [
+    assert [(p.dataset, p.curve, p.held) for p in points] == [
         ("mnist", "pec", 89_590),
         ("cifar10", "whitened_pec", 500),
         ("cifar10", "whitened_pec", 1000),
@@ -71,14 +70,14 @@ def test_the_learning_rate_with_the_most_seeds_stands_for_a_point():
 def test_several_classes_a_task_are_a_dashed_curve(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
-    figure = replace(figures.FIGURES["epochs"], methods=("finetuning", "pec"))
+    figure = replace(figures.FIGURES["epochs"], curves=("finetuning", "pec"))
     monkeypatch.setitem(figures.LOOKS, "finetuning", {"color": "k", "linestyle": "-"})
     results = [
         *(result("finetuning", "mnist", 0.1, 1, split=split) for split in ("10/1", "5/2", "2/5")),
         *(result("pec", "mnist", 0.9, 1, split=split) for split in ("10/1", "5/2")),
     ]
     points = figure.points(results)
-    assert [(p.method, p.split) for p in points] == [
+    assert [(p.curve, p.split) for p in points] == [
         ("finetuning", "10/1"),
         ("finetuning", "5/2"),
         ("pec", "10/1"),
@@ -96,9 +95,29 @@ def test_a_figure_is_sound(name):
     assert figure.name == name
     assert figure.points([]) == []
     assert set(figure.datasets) <= set(DATASETS)
-    for method in figure.methods:
-        assert method in METHODS
-        assert method in figures.LOOKS
+    for curve in figure.curves:
+        assert figures.title_of(curve)
+        assert curve in figures.LOOKS
+        assert any(figure.usual(curve, dataset) for dataset in figure.datasets)
+
+
+def test_a_method_with_settings_of_its_own_has_a_curve_of_its_own():
+    results = [
+        result("whitened_pec", "cifar10", 0.80, 11_200_000),
+        result("whitened_pec", "cifar10", 0.78, 3_000_000, memory=3_000_000),
+        result("whitened_pec", "cifar10", 0.82, 11_200_000, teacher="synthetic"),
+        result("whitened_pec", "cifar10", 0.79, 3_000_000, teacher="synthetic", memory=3_000_000),
+        result("whitened_pec", "cifar10", 0.79, 2_000_000, teacher="synthetic", memory=2_000_000),
+        result("whitened_pec", "cifar100", 0.58, 11_200_000, teacher="synthetic"),
+    ]
+    assert [(p.curve, p.x, p.usual) for p in MEMORY.points(results)] == [
+        ("whitened_synthetic", 3_000_000, False),
+        ("whitened_synthetic", 11_200_000, True),
+        ("whitened_pec", 3_000_000, False),
+        ("whitened_pec", 11_200_000, True),
+    ]
+    places = MEMORY.places("whitened_synthetic", "mnist")
+    assert {place["teacher"] for place in places} == {"synthetic-strokes"}
 
 
 def test_an_svg_is_the_same_whenever_it_is_drawn(tmp_path):
@@ -160,7 +179,7 @@ def test_small_differences_look_small(tmp_path, monkeypatch):
 
 
 def test_without_results_it_says_what_it_needs(tmp_path):
-    with pytest.raises(ValueError, match="expected runs of whitened_pec, pec, randumb"):
+    with pytest.raises(ValueError, match="expected runs of .*whitened_pec, pec, randumb"):
         MEMORY.draw([], tmp_path / "memory.png")
 
 

@@ -130,8 +130,8 @@ def test_a_figure_shows_what_is_run_for_it(name):
     assert final and not any(e.validation for e in final)
     points = FIGURES[name].points(map(result, final))
     assert len(points) == len(final) > 2
-    for curve in {(p.dataset, p.method, p.split) for p in points}:
-        usual = [p for p in points if (p.dataset, p.method, p.split) == curve and p.usual]
+    for curve in {(p.dataset, p.curve, p.split) for p in points}:
+        usual = [p for p in points if (p.dataset, p.curve, p.split) == curve and p.usual]
         narrow = (name, curve[0]) == ("hidden_layers", "cifar10")  # another teacher throughout
         assert len(usual) == (0 if narrow else 1)
 
@@ -139,5 +139,5 @@ def test_a_figure_shows_what_is_run_for_it(name):
 def test_curves_that_a_figure_has_not_are_refused():
     with pytest.raises(ValueError, match="has no curve mars/pec: .* out of mnist/er, mnist/derpp"):
         for_figure("epochs", ["mars/pec"])
-    with pytest.raises(ValueError, match="has no curve mnist/slda: .* out of mnist/pec, fashion"):
+    with pytest.raises(ValueError, match="has no curve mnist/slda: .* mnist/pec, fashion"):
         for_figure("memory", ["mnist/slda"])

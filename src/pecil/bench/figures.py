@@ -25,6 +25,7 @@ from pecil.methods import METHODS
 
 LOOKS: dict[str, dict[str, Any]] = {  # told apart by line and marker as well as by colour
     "whitened_pec": {"color": "#0b6e4f", "linestyle": "-", "marker": "D"},
+    "whitened_synthetic": {"color": "#5aa02c", "linestyle": "-.", "marker": "*"},
     "pec": {"color": "#0b4f8a", "linestyle": "-", "marker": "o"},
     "randumb": {"color": "#c2571a", "linestyle": "--", "marker": "s"},
     "slda": {"color": "#7a4a9e", "linestyle": "", "marker": "^"},
@@ -44,9 +45,10 @@ DECADE, LEAST = 10, 5  # what axes reach at the least: a factor, and percents of
 
 @dataclass(frozen=True)
 class Point:
-    """What a method reached on a dataset, at one place of the horizontal axis."""
+    """What was reached on a dataset, at one place of the horizontal axis."""
 
-    method: str
+    curve: str
+    """A method, or one with settings of its own."""
     dataset: str
     x: float
     held: float
@@ -64,7 +66,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Figure:
-    """Accuracy against one thing that varies: a panel for each dataset, a curve for each method."""
+    """Accuracy against one thing that varies: a panel for each dataset, a curve for each method.
+
+    A method with some settings changed for good may be a curve of its own.
+    """
 
     name: str
     title: str
@@ -73,7 +78,8 @@ class Figure:
     """Where a result stands."""
     varied: tuple[str, ...]
     """Settings, or "epochs", in which its runs may differ from the usual ones."""
-    methods: tuple[str, ...] = ("er", "derpp", "vae_gc", "pec")
+    curves: tuple[str, ...] = ("er", "derpp", "vae_gc", "pec")
+    """Methods, and what ``figures.toml`` says are curves of their own."""
     datasets: tuple[str, ...] = ("mnist", "cifar10")
     tuned: tuple[str, ...] = ("lr",)
     """Settings chosen anew at every point: of several choices the usual one is shown, else that
@@ -96,43 +102,54 @@ class Figure:
         Returns
         -------
         list of Point
-            By dataset, method, split and place.
+            By dataset, curve, split and place.
         """
         found: dict[tuple[Any, ...], dict[str, list[Result]]] = {}
         for result in results:
             experiment = result.experiment
-            if self._shows(experiment):
-                same = (experiment.dataset, experiment.method, experiment.split)
+            if (curve := self._curve(experiment)) is not None:
+                same = (curve, experiment.dataset, experiment.split)
                 choices = found.setdefault((*same, self._values(experiment, self.varied)), {})
                 choices.setdefault(self._values(experiment, self.tuned), []).append(result)
-        points = [self._point(max(choices.values(), key=self._rank)) for choices in found.values()]
-        orders = list(self.datasets), list(self.methods)
+        points = [
+            self._point(curve, max(choices.values(), key=self._rank(curve)))
+            for (curve, *_), choices in found.items()
+        ]
+        orders = list(self.datasets), list(self.curves)
         return sorted(
             points,
-            key=lambda p: (orders[0].index(p.dataset), orders[1].index(p.method), p.split, p.x),
+            key=lambda p: (orders[0].index(p.dataset), orders[1].index(p.curve), p.split, p.x),
         )
 
-    def usual(self, method: str, dataset: str) -> list[Experiment]:
+    def usual(self, curve: str, dataset: str) -> list[Experiment]:
         """Return the experiments of the tables from which those of the figure differ."""
-        return _usual(method, dataset)[: 1 + self.several]
+        return _usual(curve, dataset)[: 1 + self.several]
 
-    def places(self, method: str, dataset: str) -> list[dict[str, Any]]:
-        """Return in what its runs of a curve differ from the usual ones, place by place."""
-        for curve, changes in _places().get(self.name, {}).items():
-            if fnmatchcase(f"{dataset}/{method}", curve):
-                return list(changes)
+    def places(self, curve: str, dataset: str) -> list[dict[str, Any]]:
+        """Return the settings of a curve's runs that are not the usual ones, place by place."""
+        _, own = _made_by(curve, dataset)
+        for pattern, changes in _definitions().get(self.name, {}).items():
+            if fnmatchcase(f"{dataset}/{curve}", pattern):
+                return [{**own, **change} for change in changes]
         return []
 
-    def _shows(self, experiment: Experiment) -> bool:
-        method, dataset = experiment.method, experiment.dataset
-        if method not in self.methods or dataset not in self.datasets:
-            return False
-        usual = self.usual(method, dataset)
-        if all(self._rest(experiment) != self._rest(one) for one in usual):
-            return False
-        places = self.places(method, dataset)
+    def _curve(self, experiment: Experiment) -> str | None:
+        """Return the curve on which an experiment stands, if there is one."""
+        dataset = experiment.dataset
+        if dataset not in self.datasets:
+            return None
+        for curve in self.curves:
+            usual = self.usual(curve, dataset)
+            if any(self._rest(experiment) == self._rest(one) for one in usual):
+                return curve if self._stands(experiment, curve) else None
+        return None
+
+    def _stands(self, experiment: Experiment, curve: str) -> bool:
+        """Say whether an experiment is at one of a curve's places, if these are given."""
+        method, dataset, split = experiment.method, experiment.dataset, experiment.split
+        places = self.places(curve, dataset)
         return not places or self._values(experiment, self.varied) in {
-            self._values(planned(method, dataset, experiment.split, **changes), self.varied)
+            self._values(planned(method, dataset, split, **changes), self.varied)
             for changes in places
         }
 
@@ -147,18 +164,17 @@ class Figure:
         epochs = 1 if "epochs" in free else experiment.epochs
         return replace(experiment, seed=0, settings=settings, epochs=epochs)
 
-    def _rank(self, runs: Sequence[Result]) -> tuple[bool, int]:
-        return self._is_usual(runs[0].experiment), len(runs)
+    def _rank(self, curve: str) -> Callable[[Sequence[Result]], tuple[bool, int]]:
+        return lambda runs: (self._is_usual(curve, runs[0].experiment), len(runs))
 
-    def _is_usual(self, experiment: Experiment) -> bool:
-        usual = self.usual(experiment.method, experiment.dataset)
-        return replace(experiment, seed=0) in usual
+    def _is_usual(self, curve: str, experiment: Experiment) -> bool:
+        return replace(experiment, seed=0) in self.usual(curve, experiment.dataset)
 
-    def _point(self, runs: Sequence[Result]) -> Point:
+    def _point(self, curve: str, runs: Sequence[Result]) -> Point:
         accuracies = [100 * run.accuracy for run in runs]
         experiment = runs[0].experiment
         return Point(
-            experiment.method,
+            curve,
             experiment.dataset,
             x=float(np.mean([self.x(run) for run in runs])),
             held=float(np.mean([run.n_parameters for run in runs])),
@@ -166,22 +182,22 @@ class Figure:
             error=standard_error(accuracies),
             seeds=len(runs),
             split=experiment.split,
-            usual=self._is_usual(experiment),
+            usual=self._is_usual(curve, experiment),
         )
 
     def draw(self, points: Sequence[Point], path: str | os.PathLike[str]) -> None:
         """Draw what `points` gathered; datasets without a curve are left out if others have one."""
         if not points:
             raise ValueError(
-                f"no results to draw: expected runs of {', '.join(self.methods)} with the usual "
+                f"no results to draw: expected runs of {', '.join(self.curves)} with the usual "
                 f"settings but for {', '.join(self.varied)}"
             )
-        curves = Counter((point.dataset, point.method, point.split) for point in points)
+        curves = Counter((point.dataset, point.curve, point.split) for point in points)
         shown = {dataset for (dataset, _, _), n in curves.items() if n > 1}
         datasets = list(dict.fromkeys(p.dataset for p in points if not shown or p.dataset in shown))
         columns = min(COLUMNS, len(datasets))
         rows = -(-len(datasets) // columns)
-        names = {(p.method, p.split) for p in points if p.dataset in datasets}
+        names = {(p.curve, p.split) for p in points if p.dataset in datasets}
         beside = min(len(names), columns + 1 if self.several else 3 * columns)  # in the legend
         figure = blank(max(6, 4 * columns), 3.4 * rows + 0.3 + 0.3 * -(-len(names) // beside))
         panels = list(figure.subplots(rows, columns, squeeze=False).flat)
@@ -212,10 +228,10 @@ class Figure:
     def _curves(self, axes: Any, points: Sequence[Point]) -> dict[str, Any]:
         """Draw a panel's curves, dashed where there are several classes a task."""
         handles = {}
-        for method, split in dict.fromkeys((p.method, p.split) for p in points):
-            own = [p for p in points if (p.method, p.split) == (method, split)]
-            look, title = LOOKS[method], METHODS[method].title
-            if split != _usual(method, own[0].dataset)[0].split:
+        for curve, split in dict.fromkeys((p.curve, p.split) for p in points):
+            own = [p for p in points if (p.curve, p.split) == (curve, split)]
+            look, title = LOOKS[curve], title_of(curve)
+            if split != _usual(curve, own[0].dataset)[0].split:
                 look, title = look | {"linestyle": "--"}, f"{title}, several classes a task"
             handles[title] = axes.errorbar(
                 [p.x for p in own],
@@ -237,10 +253,25 @@ class Figure:
         return handles
 
 
+def title_of(curve: str) -> str:
+    """Return a curve's name as it is written in text."""
+    return METHODS[curve].title if curve in METHODS else str(_own_curves()[curve]["title"])
+
+
+def _made_by(curve: str, dataset: str) -> tuple[str | None, dict[str, Any]]:
+    """Return the method of a curve, or None where it has none, and its lasting settings."""
+    if curve in METHODS:
+        return curve, {}
+    own = _own_curves().get(curve, {})
+    settings = own.get("settings", {}).get(dataset)
+    return (None, {}) if settings is None else (own["method"], settings)
+
+
 @functools.cache
-def _usual(method: str, dataset: str) -> list[Experiment]:
+def _usual(curve: str, dataset: str) -> list[Experiment]:
     """Describe the usual experiments: one class at a time, and several as in Table 2."""
-    if method not in METHODS:
+    method, own = _made_by(curve, dataset)
+    if method is None:
         return []
     table = definitions()["table2"]
     several = dict(zip(table["datasets"], table["splits"], strict=True))
@@ -248,13 +279,17 @@ def _usual(method: str, dataset: str) -> list[Experiment]:
     splits = [None]
     if method in rows and not METHODS[method].independent and dataset in several:
         splits.append(several[dataset])
-    return [planned(method, dataset, split) for split in splits]
+    return [planned(method, dataset, split, **own) for split in splits]
 
 
 @functools.cache
-def _places() -> dict[str, dict[str, list[dict[str, Any]]]]:
+def _definitions() -> dict[str, Any]:
     file = resources.files("pecil.bench") / "figures.toml"
     return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def _own_curves() -> dict[str, Any]:
+    return dict(_definitions()["curves"])
 
 
 def _setting(name: str, usual: int = 1) -> Callable[[Result], float]:
@@ -271,7 +306,7 @@ def _of_pec(
         label or setting.replace("_", " "),
         _setting(setting),
         (setting, *more),
-        methods=("pec",),
+        curves=("pec",),
         several=False,
         log=log,
     )
@@ -293,7 +328,7 @@ FIGURES: Mapping[str, Figure] = {
             "parameters",
             lambda result: result.n_parameters,
             (*SIZES, "width", "hidden", "latent"),
-            methods=("er", "derpp", "vae_gc", "pec", "whitened_pec"),
+            curves=("er", "derpp", "vae_gc", "pec", "whitened_pec"),
         ),
         _of_pec(
             "hidden_layers", "Depth of PEC's networks (Figure 3)", "", "teacher_width", log=False
@@ -322,7 +357,10 @@ FIGURES: Mapping[str, Figure] = {
             "numbers held",
             lambda result: result.n_parameters,
             SIZES,
-            methods=("whitened_pec", "pec", "randumb", "slda", "nearest_mean"),
+            curves=(
+                *("whitened_synthetic", "whitened_pec", "pec"),
+                *("randumb", "slda", "nearest_mean"),
+            ),
             datasets=tuple(DATASETS),
             tuned=(),
             several=False,

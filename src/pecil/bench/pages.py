@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from pecil.bench.experiment import Result
-from pecil.bench.figures import FIGURES, Point
+from pecil.bench.figures import FIGURES, Point, title_of
 from pecil.bench.sweeps import SEEDS, steps_a_sample
 from pecil.bench.tables import (
     HEADER,
@@ -177,21 +177,21 @@ def figure_points(name: str, runs: Runs) -> str:
     points = figure.points(run for own in runs.values() for run in own)
     curves: dict[tuple[str, str, str], list[Point]] = {}
     for point in points:
-        curves.setdefault((point.dataset, point.method, point.split), []).append(point)
+        curves.setdefault((point.dataset, point.curve, point.split), []).append(point)
     shown = {curve: own for curve, own in curves.items() if len(own) > 1}
     if not shown:
         return "Not run yet."
     lines = [
         (
-            *(METHODS[method].title, dataset_title(dataset), split, f"{point.x:,g}"),
+            *(title_of(curve), dataset_title(dataset), split, f"{point.x:,g}"),
             *(f"{point.accuracy:.2f} ± {point.error:.2f}", str(point.seeds)),
             "tables" if point.usual else "",
         )
-        for (dataset, method, split), own in shown.items()
+        for (dataset, curve, split), own in shown.items()
         for point in own
     ]
     header = ("method", "dataset", "split", figure.x_label, "accuracy", "seeds", "setting of")
-    only = ",".join(dict.fromkeys(f"{dataset}/{method}" for dataset, method, _ in shown))
+    only = ",".join(dict.fromkeys(f"{dataset}/{curve}" for dataset, curve, _ in shown))
     return "\n".join(
         [
             as_markdown(header, lines),

@@ -78,7 +78,7 @@ def for_figure(
     name : str
         See `pecil.bench.figures.FIGURES`.
     only : sequence of str
-        Curves as DATASET/METHOD; ``*`` stands for anything.
+        Curves as DATASET/CURVE; ``*`` stands for anything.
     seeds : int
         The seeds are 1 to this number.
     results : iterable of Result
@@ -93,24 +93,24 @@ def for_figure(
     ([3e-05, 0.0001, 0.0003], 2)
     """
     figure = FIGURES[name]
-    curves = list(product(figure.datasets, figure.methods))
+    curves = list(product(figure.datasets, figure.curves))
     chosen = [
-        (dataset, method)
-        for dataset, method in curves
-        if figure.places(method, dataset)
-        and (not only or any(fnmatchcase(f"{dataset}/{method}", pattern) for pattern in only))
+        (dataset, curve)
+        for dataset, curve in curves
+        if figure.places(curve, dataset)
+        and (not only or any(fnmatchcase(f"{dataset}/{curve}", pattern) for pattern in only))
     ]
     if not chosen:
-        known = _listed(f"{d}/{m}" for d, m in curves if figure.places(m, d))
+        known = _listed(f"{d}/{c}" for d, c in curves if figure.places(c, d))
         raise ValueError(
-            f"figure {name} has no curve {_listed(only)}: expected DATASET/METHOD out of {known}"
+            f"figure {name} has no curve {_listed(only)}: expected DATASET/CURVE out of {known}"
         )
     there = {result.experiment.key: result for result in results}
     asked = [
         experiment
-        for dataset, method in chosen
-        for usual in figure.usual(method, dataset)
-        for changes in figure.places(method, dataset)
+        for dataset, curve in chosen
+        for usual in figure.usual(curve, dataset)
+        for changes in figure.places(curve, dataset)
         for experiment in _next(figure, usual, changes, seeds, there, failed)
     ]
     return list({experiment.key: experiment for experiment in asked}.values())

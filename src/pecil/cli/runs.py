@@ -176,7 +176,7 @@ def sweep(
         list[str] | None,
         typer.Option(
             metavar="DATASET/ROW,...",
-            help="These cells, or curves DATASET/METHOD, only; * stands for anything. Repeatable.",
+            help="These cells, or curves DATASET/CURVE, only; * stands for anything. Repeatable.",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Seeds 1 to N.")] = 10,
