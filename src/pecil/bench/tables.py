@@ -248,7 +248,8 @@ def cells(name: str, results: Iterable[Result] | Runs) -> list[Cell]:
     return [
         _cell(table, row, place, runs)
         for row in table["rows"]
-        for place in range(len(table["datasets"]))
+        for place, dataset in enumerate(table["datasets"])
+        if dataset in row.get("only", [dataset])
         if "method" in row or row["paper"][place]
     ]
 
