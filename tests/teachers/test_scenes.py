@@ -140,6 +140,52 @@ def test_families_draw_lively_pictures_that_the_seed_decides(family):
     assert not torch.equal(drawn.pictures, other.pictures)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_elsewhere_the_same_things_are_in_the_surroundings_of_the_scene_before(family):
+    behind = FAMILIES[family].behind
+    here = FAMILIES[family].draw(5, torch.Generator().manual_seed(0))
+    there = here.elsewhere(behind)
+    assert 0 < behind < here.layers
+    for name in ("centre", "radius", "colours", "paint"):
+        mine, other = getattr(here, name), getattr(there, name)
+        assert torch.equal(other[:, behind:], mine[:, behind:])
+        assert torch.equal(other[:, :behind], mine.roll(1, 0)[:, :behind])
+    assert torch.equal(there.lamp, here.lamp.roll(1, 0))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stirred_things_move_as_a_whole_and_a_little(family):
+    behind, bound = FAMILIES[family].behind, FAMILIES[family].bound
+    still = FAMILIES[family].draw(200, torch.Generator().manual_seed(0))
+    moved = still.stirred(behind, bound, 1.0, torch.Generator().manual_seed(1))
+    for name in ("centre", "radius", "angle", "colours"):
+        before, after = getattr(still, name), getattr(moved, name)
+        assert torch.equal(before[:, :behind], after[:, :behind])
+        assert not torch.equal(before[:, behind:], after[:, behind:])
+    a, b = (s.centre[:, behind:].unflatten(1, (-1, bound)) for s in (still, moved))
+    assert (b - a).mean(2).std() == pytest.approx(0.04, rel=0.05)
+    growth = (moved.radius / still.radius)[:, behind:].unflatten(1, (-1, bound))
+    apart, further = ((c - c.mean(2, keepdim=True)).norm(dim=3) for c in (a, b))
+    torch.testing.assert_close(further, growth * apart, rtol=1e-3, atol=1e-4)
+    turn = (moved.angle - still.angle)[:, behind:].unflatten(1, (-1, bound))
+    assert torch.allclose(turn, turn[:, :, :1], atol=1e-5) and turn.std() < 0.3
+    same = still.stirred(behind, bound, 0.0, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(same.centre, still.centre)
+
+
+def test_other_looks_at_the_same_scenes_have_the_same_places():
+    plain, other, stirred = (
+        draw({"creatures": 1, "glyphs": 1}, 12, side=32, **how)
+        for how in ({}, {"elsewhere": True}, {"elsewhere": True, "stirred": 1.0})
+    )
+    assert torch.equal((plain.traits[:, :, 4] != 0).sum(1), (other.traits[:, :, 4] != 0).sum(1))
+    for look in (other, stirred):
+        differ = (look.pictures.float() - plain.pictures.float()).abs().mean((1, 2, 3))
+        across = (look.pictures.float() - plain.pictures.roll(1, 0).float()).abs().mean((1, 2, 3))
+        assert (differ > 1).all() and differ.mean() < across.mean()
+    assert torch.equal(other.traits[:, 10:], plain.traits[:, 10:])
+
+
 def test_pictures_do_not_depend_on_how_many_are_made_at_a_time(monkeypatch):
     whole = draw({"leaves": 1}, 10, side=16)
     monkeypatch.setitem(scenes.MADE, "cpu", 3)
@@ -158,7 +204,7 @@ def test_shares_say_how_many_of_each():
 @pytest.mark.parametrize(
     ("shares", "message"),
     [
-        ({"cats": 1}, "families out of leaves, .*glyphs, got 'cats'"),
+        ({"cats": 1}, "families out of leaves, .*creatures, got 'cats'"),
         ({"leaves": -1}, "share of leaves must be a number from 0, but it is -1"),
         ({"leaves": 0}, "share of some family, got {'leaves': 0}"),
         ({}, "share of some family, got {}"),

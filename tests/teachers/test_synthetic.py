@@ -53,6 +53,18 @@ def test_light_and_colours_change_only_if_asked_to():
     assert changed.mean((2, 3)).std(1).mean() > 0.01  # colours, too
 
 
+def test_views_are_bent_by_knots():
+    pictures = draw({"textures": 1}, 4, side=32).pictures
+    plain = synthetic.view(pictures, Settings(colour=0, crop=1), chance())
+    bent = synthetic.view(pictures, Settings(colour=0, crop=1, bend=0.1), chance())
+    assert plain.bent is None and bent.bent.shape == (4, 2, 4, 4)
+    assert 0.05 < bent.bent.std() < 0.15
+    off = synthetic.looking(bent.where, bent.bent, 32) - synthetic.looking(bent.where, None, 32)
+    corners = off[:, [0, 0, -1, -1], [0, -1, 0, -1]]
+    knots = bent.bent[:, :, [0, 0, -1, -1], [0, -1, 0, -1]].movedim(1, 2)
+    torch.testing.assert_close(corners, knots)
+
+
 # ---------------------------------------------------------------------------- objectives
 
 
@@ -101,9 +113,26 @@ def test_a_scene_is_told_where_the_view_looks():
     assert float(scene(told(), View(x, flipped), drawn.seen, drawn.traits)) > 0.3
 
 
+def test_the_second_view_may_be_of_the_same_things_elsewhere(monkeypatch):
+    looked = []
+
+    def view(pictures, *_):
+        looked.append(pictures)
+        return View(pictures.float()[:, :, :32, :32] / 255, torch.eye(2, 3).repeat(16, 1, 1))
+
+    monkeypatch.setattr(synthetic, "view", view)
+    for share, least, most in ((0, 0, 0), (0.5, 1, 15), (1, 16, 16)):
+        looked.clear()
+        training = Training(Settings(**TINY, elsewhere=share, steps=1), "cpu")
+        assert len(training.drawn.pictures) == 64 * (1 + bool(share))
+        training.step()
+        differ = (looked[0] != looked[1]).any((1, 2, 3)).sum()
+        assert least <= differ <= most
+
+
 @pytest.mark.parametrize("objective", synthetic.OBJECTIVES)
 def test_every_objective_becomes_smaller(objective):
-    settings = Settings(**TINY | {"objective": objective, "steps": 40})
+    settings = Settings(**TINY | {"objective": objective, "steps": 40, "elsewhere": 0.5})
     training = Training(settings, "cpu")
     losses = []
     for _ in range(40):
@@ -171,6 +200,8 @@ def test_a_minute_of_training_teaches_digits_and_says_so(tmp_path, capsys):
         (["--families", "cats"], "families out of .*, got 'cats'"),
         (["--steps", "0"], "steps must be at least 1, but it is 0"),
         (["--crop", "1.5"], "crop must be above 0 and at most 1, but it is 1.5"),
+        (["--elsewhere", "2"], "elsewhere must be from 0 to 1, but it is 2.0"),
+        (["--bend", "-1"], "bend must be at least 0, but it is -1.0"),
         (["--channels", "1,2"], "channels must be 6 whole numbers"),
     ],
 )

@@ -37,6 +37,7 @@ AMBIENT = 0.25  # light in the shadow
 LATTICES = (3, 6, 12, 24)  # points to a side of the noises that add up to grain
 CURVE = 6  # capsules of a stroke
 LETTERS, PARTS = 3, 3  # glyphs of a row, strokes of a glyph
+LIMBS, BUSHES = 7, 8  # parts of a creature, one of them its body; shapes around it
 MOST = 64  # layers of a scene
 DRAWN, MADE = 1024, {"cpu": 64, "cuda": 1024}  # scenes, pictures at a time
 
@@ -109,6 +110,60 @@ class Scenes:
             if field.name not in ("lamp", "grain")
         }
         return replace(self, **both)
+
+    def elsewhere(self, behind: int) -> Self:
+        """Return the same things in the surroundings, and the light, of the scene before.
+
+        Parameters
+        ----------
+        behind : int
+            How many layers, the first ones, are surroundings.
+        """
+
+        def moved(values: Tensor) -> Tensor:
+            return torch.cat([values.roll(1, 0)[:, :behind], values[:, behind:]], 1)
+
+        return self.map(moved)
+
+    def stirred(self, behind: int, bound: int, much: float, generator: torch.Generator) -> Self:
+        """Return scenes whose things have moved, turned, grown and changed their colours a little.
+
+        Parameters
+        ----------
+        behind : int
+            How many layers, the first ones, are surroundings, and stay.
+        bound : int
+            How many layers each thing is made of.
+        much : float
+            1: by a 25th of the picture, a quarter of a radian, an eighth.
+        generator : torch.Generator
+        """
+        n, things = len(self), (self.layers - behind) // bound
+        surroundings, centre = self.centre.split([behind, things * bound], 1)
+        shift, turn, growth, hue = torch.randn(n, things, 7, generator=generator).split(
+            [2, 1, 1, 3], 2
+        )
+        centre = centre.unflatten(1, (things, bound))
+        middle = centre.mean(2, keepdim=True)
+        x, y = (centre - middle).unbind(3)
+        turn, growth = 0.25 * much * turn, (0.12 * much * growth).exp()
+        x, y = x * turn.cos() - y * turn.sin(), x * turn.sin() + y * turn.cos()
+        moved = middle + 0.04 * much * shift.unsqueeze(2)
+        moved = moved + growth.unsqueeze(3) * torch.stack([x, y], 3)
+
+        def each(values: Tensor, start: float) -> Tensor:
+            """Return numbers of things, (n, things, *), as numbers of all layers."""
+            own = values.repeat_interleave(bound, 1)
+            return torch.cat([own.new_full((n, behind, *own.shape[2:]), start), own], 1)
+
+        hue = each(0.08 * much * hue, 0).unsqueeze(2)
+        return replace(
+            self,
+            centre=torch.cat([surroundings, moved.flatten(1, 2)], 1),
+            angle=self.angle + each(turn.squeeze(2), 0),
+            radius=self.radius * each(growth.squeeze(2), 1),
+            colours=(self.colours + hue).clamp(0, 1),
+        )
 
 
 # ------------------------------------------------------------------------------ painting
@@ -245,9 +300,12 @@ def _stack(
     radii: tuple[float, float] = (0.045, 0.6),
     squash: float = 3,
     waves: float = 0.4,
+    colours: Tensor | None = None,
 ) -> Scenes:
     """Draw layers: shapes and paints as often as these weights say, of sizes in this range."""
-    paint, colours = dice.one_of(*paints), torch.stack([dice.colours(), dice.colours()], 2)
+    paint = dice.one_of(*paints)
+    if colours is None:
+        colours = torch.stack([dice.colours(), dice.colours()], 2)
     shaded = (paint == SHADED)[..., None]
     colours[:, :, 0] = torch.where(shaded, 0, colours[:, :, 0])  # a shadow is black
     lamp = F.normalize(dice.of(1).between(-1, 1, 3), dim=2)
@@ -360,8 +418,52 @@ def glyphs(n: int, generator: torch.Generator) -> Scenes:
     return ground.under(clutter).under(_strokes(dice, curves, pen, ink))
 
 
-FAMILIES: dict[str, Callable[[int, torch.Generator], Scenes]] = {
-    family.__name__: family for family in (leaves, textures, solids, gradients, strokes, glyphs)
+def creatures(n: int, generator: torch.Generator) -> Scenes:
+    """Draw one large thing before bushes: a body and its limbs, in two colours and all between."""
+    dice = _Dice(n, LIMBS, generator)
+    one = dice.of(1)
+    ground = _ground(dice, 2, 2, 0, 1)
+    bushes = _stack(dice.of(BUSHES), paints=(2, 1, 1, 1), radii=(0.05, 0.6))
+    first, second = (one.colours().unsqueeze(2) for _ in range(2))  # (n, 1, 1, 3)
+    coat = torch.lerp(first, second, dice.between(0, 1, 2, 1))
+    parts = _stack(dice, shapes=(4, 1, 0.5, 1.5), paints=(2, 1, 1, 0.5, 2), waves=0.2, colours=coat)
+    body = torch.arange(LIMBS) == LIMBS // 2  # some limbs are behind it, some before
+    size, slim, turned = one.between(0.16, 0.32), one.between(1, 2), one.angles()
+    away, around = size * dice.between(0.5, 1.3), dice.angles()
+    along, across = away * around.cos() * ~body, away * around.sin() * ~body / slim
+    x = along * turned.cos() - across * turned.sin()
+    y = along * turned.sin() + across * turned.cos()
+    creature = replace(
+        parts,
+        centre=one.between(0.38, 0.62, 2) + torch.stack([x, y], 2),
+        radius=size * torch.where(body, 1.0, dice.between(0.25, 0.8)),
+        squash=torch.where(body, slim, parts.squash),
+        angle=torch.where(body, turned, parts.angle),
+        shape=torch.where(body, BLOB, parts.shape),
+    )
+    return ground.under(bushes).under(creature)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of scenes: things, and what surrounds them."""
+
+    draw: Callable[[int, torch.Generator], Scenes]
+    """Draws n scenes."""
+    behind: int
+    """How many of their layers, the first ones, are surroundings."""
+    bound: int = 1
+    """How many layers make a thing."""
+
+
+FAMILIES = {
+    "leaves": Family(leaves, 31),
+    "textures": Family(textures, 21),
+    "solids": Family(solids, 11),
+    "gradients": Family(gradients, 1),
+    "strokes": Family(strokes, 1, CURVE),
+    "glyphs": Family(glyphs, 4, CURVE),
+    "creatures": Family(creatures, 1 + BUSHES),
 }
 
 
@@ -395,6 +497,8 @@ def draw(
     seed: int = 0,
     side: int = 48,
     device: str | torch.device = "cpu",
+    elsewhere: bool = False,
+    stirred: float = 0.0,
 ) -> Drawn:
     """Draw pictures of several families, in random order.
 
@@ -409,10 +513,14 @@ def draw(
         Pixels of a side.
     device : str or torch.device
         Where they are made and left. Devices differ by rounding.
+    elsewhere : bool
+        Draw the things of the same scenes in other surroundings.
+    stirred : float
+        How much these things have moved, turned, grown and changed their colours.
     """
     check_shares(shares)
     device = torch.device(device)
-    generator = torch.Generator().manual_seed(seed)
+    generator, spoon = (torch.Generator().manual_seed(seed) for _ in range(2))
     total, drawn, done = sum(shares.values()), 0, 0.0
     pictures = torch.empty(n, 3, side, side, dtype=torch.uint8, device=device)
     seen = torch.empty(n, side, side, dtype=torch.uint8, device=device)
@@ -420,10 +528,14 @@ def draw(
     places = torch.randperm(n, generator=generator).to(device)
     for name, share in shares.items():
         done += share
-        until = round(n * done / total)
+        until, family = round(n * done / total), FAMILIES[name]
         while drawn < until:
             some = min(DRAWN, until - drawn)
-            scenes = FAMILIES[name](some, generator)
+            scenes = family.draw(some, generator)
+            if elsewhere:
+                scenes = scenes.elsewhere(family.behind)
+            if stirred:
+                scenes = scenes.stirred(family.behind, family.bound, stirred, spoon)
             size = MADE.get(device.type, MADE["cpu"])
             for start in range(0, some, size):
                 few = scenes.part(start, start + size, device)

@@ -27,10 +27,11 @@ from torch import Tensor, nn
 from pecil.files import written_whole
 from pecil.teachers.base import Recipe
 from pecil.teachers.network import Encoder, Synthetic, save_weights
-from pecil.teachers.scenes import FAMILIES, PAINTS, SHAPES, check_shares, draw
+from pecil.teachers.scenes import FAMILIES, PAINTS, SHAPES, Drawn, check_shares, draw
 
 VIEW = 32  # pixels of a view's side
 CELLS = 8  # to a side, where a scene is to be told
+KNOTS = 4  # to a side of a view, by which it is bent
 HIDDEN, CODE = 512, 128  # sizes of the head
 OFFSET = 1e-4  # under a root
 
@@ -63,6 +64,12 @@ class Settings:
     """The smallest crop's share of a picture."""
     colour: float = 1.0
     """How much light and colours of views change; 0: not at all."""
+    bend: float = 0.0
+    """How far views are bent: the deviation of places, in halves of a picture's side."""
+    elsewhere: float = 0.0
+    """Share of pictures whose second view shows the same things in other surroundings."""
+    stirred: float = 0.0
+    """How much the things there have moved, turned, grown and changed their colours."""
     seed: int = 0
     """Decides the pictures, the first weights, and the views."""
 
@@ -77,6 +84,11 @@ class Settings:
                 raise ValueError(f"{name} must be at least 1, but it is {getattr(self, name)!r}")
         if not 0 < self.crop <= 1:
             raise ValueError(f"crop must be above 0 and at most 1, but it is {self.crop!r}")
+        if not 0 <= self.elsewhere <= 1:
+            raise ValueError(f"elsewhere must be from 0 to 1, but it is {self.elsewhere!r}")
+        for name in ("colour", "bend", "stirred"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be at least 0, but it is {getattr(self, name)!r}")
 
 
 # --------------------------------------------------------------------------------- views
@@ -90,6 +102,8 @@ class View:
     """(n, 3, 32, 32), between 0 and 1, or a little beyond."""
     where: Tensor
     """The affine maps from views to pictures, (n, 2, 3)."""
+    bent: Tensor | None = None
+    """How far pixels are off these at some knots, (n, 2, k, k)."""
 
 
 def view(pictures: Tensor, settings: Settings, generator: torch.Generator) -> View:
@@ -104,7 +118,11 @@ def view(pictures: Tensor, settings: Settings, generator: torch.Generator) -> Vi
     where = torch.zeros(n, 2, 3, device=device)
     where[:, 0, 0], where[:, 1, 1] = across * even(-1, 1).sign(), down
     where[:, 0, 2], where[:, 1, 2] = (1 - across) * even(-1, 1), (1 - down) * even(-1, 1)
-    places = F.affine_grid(where, [n, 3, VIEW, VIEW], align_corners=False)
+    bent = None
+    if settings.bend:
+        knots = torch.randn(n, 2, KNOTS, KNOTS, generator=generator, device=device)
+        bent = settings.bend * knots
+    places = looking(where, bent, VIEW)
     x = F.grid_sample(
         pictures.float() / 255, places, align_corners=False, padding_mode="reflection"
     )
@@ -116,7 +134,16 @@ def view(pictures: Tensor, settings: Settings, generator: torch.Generator) -> Vi
     x = x + much * even(-0.2, 0.2, 1, 1, 1)
     x = x * (1 + much * even(-0.15, 0.15, 3, 1, 1))
     noise = torch.randn(x.shape, generator=generator, device=device)
-    return View(x + even(0, 0.03, 1, 1, 1) * noise, where)
+    return View(x + even(0, 0.03, 1, 1, 1) * noise, where, bent)
+
+
+def looking(where: Tensor, bent: Tensor | None, side: int) -> Tensor:
+    """Return where in pictures the pixels of views are, (n, side, side, 2)."""
+    places = F.affine_grid(where, [len(where), 1, side, side], align_corners=False)
+    if bent is None:
+        return places
+    off = F.interpolate(bent, (side, side), mode="bicubic", align_corners=True)
+    return places + off.movedim(1, 3)
 
 
 # ---------------------------------------------------------------------------- objectives
@@ -155,7 +182,7 @@ def vicreg(a: Tensor, b: Tensor) -> Tensor:
 def scene(told: Tensor, looked: View, seen: Tensor, traits: Tensor) -> Tensor:
     """Tell at every place of a view what one sees there: its shape, paint, direction and size."""
     n = len(told)
-    places = F.affine_grid(looked.where, [n, 1, CELLS, CELLS], align_corners=False)
+    places = looking(looked.where, looked.bent, CELLS)
     layers = seen.float().unsqueeze(1)
     layers = F.grid_sample(layers, places, mode="nearest", align_corners=False).squeeze(1)
     each = torch.arange(n, device=told.device).view(-1, 1, 1)
@@ -229,12 +256,20 @@ class Training:
         self.optimizer = torch.optim.AdamW(
             parameters, settings.lr, weight_decay=settings.decay, fused=True
         )
-        self.drawn = draw(
-            settings.families,
-            settings.pictures,
-            seed=settings.seed,
-            side=settings.side,
-            device=self.device,
+        parts = [
+            draw(
+                settings.families,
+                settings.pictures,
+                seed=settings.seed,
+                side=settings.side,
+                device=self.device,
+                elsewhere=elsewhere,
+                stirred=elsewhere * settings.stirred,
+            )
+            for elsewhere in ((False, True) if settings.elsewhere else (False,))
+        ]
+        self.drawn = Drawn(
+            *(torch.cat([getattr(part, one.name) for part in parts]) for one in fields(Drawn))
         )
         self.done = 0
         self.loss = torch.zeros((), device=self.device)
@@ -253,25 +288,29 @@ class Training:
         some = torch.randint(
             settings.pictures, (settings.batch,), generator=generator, device=self.device
         )
-        pictures = self.drawn.pictures[some]
-        looked = [view(pictures, settings, generator) for _ in range(2)]
+        both = [some, some]
+        if settings.elsewhere:
+            chance = torch.rand(settings.batch, generator=generator, device=self.device)
+            both[1] = some + settings.pictures * (chance < settings.elsewhere)
+        looked = [view(self.drawn.pictures[one], settings, generator) for one in both]
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate()
         x = torch.cat([part.pictures for part in looked])
         with torch.autocast(self.device.type, torch.bfloat16, enabled=has_bfloat16(self.device)):
             out = self.head(self.encoder(x.contiguous(memory_format=torch.channels_last))[-1])
-        self.loss = self._loss(out, looked, some)
+        self.loss = self._loss(out, looked, both)
         self.optimizer.zero_grad()
         torch.autograd.backward(self.loss)
         self.optimizer.step()
         self.done += 1
 
-    def _loss(self, out: Tensor, looked: Sequence[View], some: Tensor) -> Tensor:
+    def _loss(self, out: Tensor, looked: Sequence[View], some: Sequence[Tensor]) -> Tensor:
         """Return the loss of what the head made of two views of some pictures."""
         a, b = out.chunk(2)
         if self.settings.objective == "scene":
-            seen, traits = self.drawn.seen[some], self.drawn.traits[some]
-            return scene(a, looked[0], seen, traits) + scene(b, looked[1], seen, traits)
+            seen, traits = self.drawn.seen, self.drawn.traits
+            each = zip((a, b), looked, some, strict=True)
+            return sum((scene(t, v, seen[k], traits[k]) for t, v, k in each), out.new_zeros(()))
         if self.settings.objective == "simclr":
             return simclr(a, b, self.settings.temperature)
         return (barlow if self.settings.objective == "barlow" else vicreg)(a, b)
