@@ -175,7 +175,7 @@ def test_stirred_things_move_as_a_whole_and_a_little(family):
 
 def test_other_looks_at_the_same_scenes_have_the_same_places():
     plain, other, stirred = (
-        draw({"creatures": 1, "glyphs": 1}, 12, side=32, **how)
+        draw({"solids": 1, "glyphs": 1}, 12, side=32, **how)
         for how in ({}, {"elsewhere": True}, {"elsewhere": True, "stirred": 1.0})
     )
     assert torch.equal((plain.traits[:, :, 4] != 0).sum(1), (other.traits[:, :, 4] != 0).sum(1))
@@ -183,7 +183,7 @@ def test_other_looks_at_the_same_scenes_have_the_same_places():
         differ = (look.pictures.float() - plain.pictures.float()).abs().mean((1, 2, 3))
         across = (look.pictures.float() - plain.pictures.roll(1, 0).float()).abs().mean((1, 2, 3))
         assert (differ > 1).all() and differ.mean() < across.mean()
-    assert torch.equal(other.traits[:, 10:], plain.traits[:, 10:])
+    assert torch.equal(other.traits[:, 11:], plain.traits[:, 11:])
 
 
 def test_pictures_do_not_depend_on_how_many_are_made_at_a_time(monkeypatch):
@@ -204,7 +204,7 @@ def test_shares_say_how_many_of_each():
 @pytest.mark.parametrize(
     ("shares", "message"),
     [
-        ({"cats": 1}, "families out of leaves, .*creatures, got 'cats'"),
+        ({"cats": 1}, "families out of leaves, .*glyphs, got 'cats'"),
         ({"leaves": -1}, "share of leaves must be a number from 0, but it is -1"),
         ({"leaves": 0}, "share of some family, got {'leaves': 0}"),
         ({}, "share of some family, got {}"),

@@ -53,18 +53,6 @@ def test_light_and_colours_change_only_if_asked_to():
     assert changed.mean((2, 3)).std(1).mean() > 0.01  # colours, too
 
 
-def test_views_are_bent_by_knots():
-    pictures = draw({"textures": 1}, 4, side=32).pictures
-    plain = synthetic.view(pictures, Settings(colour=0, crop=1), chance())
-    bent = synthetic.view(pictures, Settings(colour=0, crop=1, bend=0.1), chance())
-    assert plain.bent is None and bent.bent.shape == (4, 2, 4, 4)
-    assert 0.05 < bent.bent.std() < 0.15
-    off = synthetic.looking(bent.where, bent.bent, 32) - synthetic.looking(bent.where, None, 32)
-    corners = off[:, [0, 0, -1, -1], [0, -1, 0, -1]]
-    knots = bent.bent[:, :, [0, 0, -1, -1], [0, -1, 0, -1]].movedim(1, 2)
-    torch.testing.assert_close(corners, knots)
-
-
 # ---------------------------------------------------------------------------- objectives
 
 
@@ -201,7 +189,7 @@ def test_a_minute_of_training_teaches_digits_and_says_so(tmp_path, capsys):
         (["--steps", "0"], "steps must be at least 1, but it is 0"),
         (["--crop", "1.5"], "crop must be above 0 and at most 1, but it is 1.5"),
         (["--elsewhere", "2"], "elsewhere must be from 0 to 1, but it is 2.0"),
-        (["--bend", "-1"], "bend must be at least 0, but it is -1.0"),
+        (["--stirred", "-1"], "stirred must be at least 0, but it is -1.0"),
         (["--channels", "1,2"], "channels must be 6 whole numbers"),
     ],
 )

@@ -37,7 +37,6 @@ AMBIENT = 0.25  # light in the shadow
 LATTICES = (3, 6, 12, 24)  # points to a side of the noises that add up to grain
 CURVE = 6  # capsules of a stroke
 LETTERS, PARTS = 3, 3  # glyphs of a row, strokes of a glyph
-LIMBS, BUSHES = 7, 8  # parts of a creature, one of them its body; shapes around it
 MOST = 64  # layers of a scene
 DRAWN, MADE = 1024, {"cpu": 64, "cuda": 1024}  # scenes, pictures at a time
 
@@ -300,12 +299,9 @@ def _stack(
     radii: tuple[float, float] = (0.045, 0.6),
     squash: float = 3,
     waves: float = 0.4,
-    colours: Tensor | None = None,
 ) -> Scenes:
     """Draw layers: shapes and paints as often as these weights say, of sizes in this range."""
-    paint = dice.one_of(*paints)
-    if colours is None:
-        colours = torch.stack([dice.colours(), dice.colours()], 2)
+    paint, colours = dice.one_of(*paints), torch.stack([dice.colours(), dice.colours()], 2)
     shaded = (paint == SHADED)[..., None]
     colours[:, :, 0] = torch.where(shaded, 0, colours[:, :, 0])  # a shadow is black
     lamp = F.normalize(dice.of(1).between(-1, 1, 3), dim=2)
@@ -418,32 +414,6 @@ def glyphs(n: int, generator: torch.Generator) -> Scenes:
     return ground.under(clutter).under(_strokes(dice, curves, pen, ink))
 
 
-def creatures(n: int, generator: torch.Generator) -> Scenes:
-    """Draw one large thing before bushes: a body and its limbs, in two colours and all between."""
-    dice = _Dice(n, LIMBS, generator)
-    one = dice.of(1)
-    ground = _ground(dice, 2, 2, 0, 1)
-    bushes = _stack(dice.of(BUSHES), paints=(2, 1, 1, 1), radii=(0.05, 0.6))
-    first, second = (one.colours().unsqueeze(2) for _ in range(2))  # (n, 1, 1, 3)
-    coat = torch.lerp(first, second, dice.between(0, 1, 2, 1))
-    parts = _stack(dice, shapes=(4, 1, 0.5, 1.5), paints=(2, 1, 1, 0.5, 2), waves=0.2, colours=coat)
-    body = torch.arange(LIMBS) == LIMBS // 2  # some limbs are behind it, some before
-    size, slim, turned = one.between(0.16, 0.32), one.between(1, 2), one.angles()
-    away, around = size * dice.between(0.5, 1.3), dice.angles()
-    along, across = away * around.cos() * ~body, away * around.sin() * ~body / slim
-    x = along * turned.cos() - across * turned.sin()
-    y = along * turned.sin() + across * turned.cos()
-    creature = replace(
-        parts,
-        centre=one.between(0.38, 0.62, 2) + torch.stack([x, y], 2),
-        radius=size * torch.where(body, 1.0, dice.between(0.25, 0.8)),
-        squash=torch.where(body, slim, parts.squash),
-        angle=torch.where(body, turned, parts.angle),
-        shape=torch.where(body, BLOB, parts.shape),
-    )
-    return ground.under(bushes).under(creature)
-
-
 @dataclass(frozen=True)
 class Family:
     """A kind of scenes: things, and what surrounds them."""
@@ -463,7 +433,6 @@ FAMILIES = {
     "gradients": Family(gradients, 1),
     "strokes": Family(strokes, 1, CURVE),
     "glyphs": Family(glyphs, 4, CURVE),
-    "creatures": Family(creatures, 1 + BUSHES),
 }
 
 

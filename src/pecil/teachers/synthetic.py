@@ -31,7 +31,6 @@ from pecil.teachers.scenes import FAMILIES, PAINTS, SHAPES, Drawn, check_shares,
 
 VIEW = 32  # pixels of a view's side
 CELLS = 8  # to a side, where a scene is to be told
-KNOTS = 4  # to a side of a view, by which it is bent
 HIDDEN, CODE = 512, 128  # sizes of the head
 OFFSET = 1e-4  # under a root
 
@@ -64,9 +63,7 @@ class Settings:
     """The smallest crop's share of a picture."""
     colour: float = 1.0
     """How much light and colours of views change; 0: not at all."""
-    bend: float = 0.0
-    """How far views are bent: the deviation of places, in halves of a picture's side."""
-    elsewhere: float = 0.0
+    elsewhere: float = 1.0
     """Share of pictures whose second view shows the same things in other surroundings."""
     stirred: float = 0.0
     """How much the things there have moved, turned, grown and changed their colours."""
@@ -86,7 +83,7 @@ class Settings:
             raise ValueError(f"crop must be above 0 and at most 1, but it is {self.crop!r}")
         if not 0 <= self.elsewhere <= 1:
             raise ValueError(f"elsewhere must be from 0 to 1, but it is {self.elsewhere!r}")
-        for name in ("colour", "bend", "stirred"):
+        for name in ("colour", "stirred"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, but it is {getattr(self, name)!r}")
 
@@ -102,8 +99,6 @@ class View:
     """(n, 3, 32, 32), between 0 and 1, or a little beyond."""
     where: Tensor
     """The affine maps from views to pictures, (n, 2, 3)."""
-    bent: Tensor | None = None
-    """How far pixels are off these at some knots, (n, 2, k, k)."""
 
 
 def view(pictures: Tensor, settings: Settings, generator: torch.Generator) -> View:
@@ -118,11 +113,7 @@ def view(pictures: Tensor, settings: Settings, generator: torch.Generator) -> Vi
     where = torch.zeros(n, 2, 3, device=device)
     where[:, 0, 0], where[:, 1, 1] = across * even(-1, 1).sign(), down
     where[:, 0, 2], where[:, 1, 2] = (1 - across) * even(-1, 1), (1 - down) * even(-1, 1)
-    bent = None
-    if settings.bend:
-        knots = torch.randn(n, 2, KNOTS, KNOTS, generator=generator, device=device)
-        bent = settings.bend * knots
-    places = looking(where, bent, VIEW)
+    places = F.affine_grid(where, [n, 3, VIEW, VIEW], align_corners=False)
     x = F.grid_sample(
         pictures.float() / 255, places, align_corners=False, padding_mode="reflection"
     )
@@ -134,16 +125,7 @@ def view(pictures: Tensor, settings: Settings, generator: torch.Generator) -> Vi
     x = x + much * even(-0.2, 0.2, 1, 1, 1)
     x = x * (1 + much * even(-0.15, 0.15, 3, 1, 1))
     noise = torch.randn(x.shape, generator=generator, device=device)
-    return View(x + even(0, 0.03, 1, 1, 1) * noise, where, bent)
-
-
-def looking(where: Tensor, bent: Tensor | None, side: int) -> Tensor:
-    """Return where in pictures the pixels of views are, (n, side, side, 2)."""
-    places = F.affine_grid(where, [len(where), 1, side, side], align_corners=False)
-    if bent is None:
-        return places
-    off = F.interpolate(bent, (side, side), mode="bicubic", align_corners=True)
-    return places + off.movedim(1, 3)
+    return View(x + even(0, 0.03, 1, 1, 1) * noise, where)
 
 
 # ---------------------------------------------------------------------------- objectives
@@ -182,7 +164,7 @@ def vicreg(a: Tensor, b: Tensor) -> Tensor:
 def scene(told: Tensor, looked: View, seen: Tensor, traits: Tensor) -> Tensor:
     """Tell at every place of a view what one sees there: its shape, paint, direction and size."""
     n = len(told)
-    places = looking(looked.where, looked.bent, CELLS)
+    places = F.affine_grid(looked.where, [n, 1, CELLS, CELLS], align_corners=False)
     layers = seen.float().unsqueeze(1)
     layers = F.grid_sample(layers, places, mode="nearest", align_corners=False).squeeze(1)
     each = torch.arange(n, device=told.device).view(-1, 1, 1)
@@ -351,11 +333,7 @@ class Training:
 
 
 def validate(
-    teacher: Recipe,
-    dataset: str,
-    samples: int,
-    device: str | torch.device = "auto",
-    memory: float | None = None,
+    teacher: Recipe, dataset: str, samples: int, device: str | torch.device = "auto"
 ) -> float:
     """Return the accuracy of whitened PEC on a tenth of a dataset's training set, held out.
 
@@ -367,8 +345,6 @@ def validate(
     samples : int
         How many samples of the training set take part, drawn at random.
     device : str or torch.device
-    memory : float, optional
-        Numbers to hold, the teacher's weights among them; by default as many as its features need.
     """
     import numpy as np
 
@@ -380,8 +356,7 @@ def validate(
     held, rest = np.split(order, [max(1, len(order) // 10)])
     model = WhitenedPEC(
         teacher=teacher,
-        memory=memory,
-        dim=None if memory else 10**9,
+        dim=10**9,
         expected_classes=DATASETS[dataset].n_classes,
         mean=data.mean,
         std=data.std,
