@@ -189,7 +189,7 @@ def test_a_minute_of_training_teaches_digits_and_says_so(tmp_path, capsys):
         (["--steps", "0"], "steps must be at least 1, but it is 0"),
         (["--crop", "1.5"], "crop must be above 0 and at most 1, but it is 1.5"),
         (["--elsewhere", "2"], "elsewhere must be from 0 to 1, but it is 2.0"),
-        (["--stirred", "-1"], "stirred must be at least 0, but it is -1.0"),
+        (["--colour", "-1"], "colour must be at least 0, but it is -1.0"),
         (["--channels", "1,2"], "channels must be 6 whole numbers"),
     ],
 )

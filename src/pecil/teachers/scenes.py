@@ -124,46 +124,6 @@ class Scenes:
 
         return self.map(moved)
 
-    def stirred(self, behind: int, bound: int, much: float, generator: torch.Generator) -> Self:
-        """Return scenes whose things have moved, turned, grown and changed their colours a little.
-
-        Parameters
-        ----------
-        behind : int
-            How many layers, the first ones, are surroundings, and stay.
-        bound : int
-            How many layers each thing is made of.
-        much : float
-            1: by a 25th of the picture, a quarter of a radian, an eighth.
-        generator : torch.Generator
-        """
-        n, things = len(self), (self.layers - behind) // bound
-        surroundings, centre = self.centre.split([behind, things * bound], 1)
-        shift, turn, growth, hue = torch.randn(n, things, 7, generator=generator).split(
-            [2, 1, 1, 3], 2
-        )
-        centre = centre.unflatten(1, (things, bound))
-        middle = centre.mean(2, keepdim=True)
-        x, y = (centre - middle).unbind(3)
-        turn, growth = 0.25 * much * turn, (0.12 * much * growth).exp()
-        x, y = x * turn.cos() - y * turn.sin(), x * turn.sin() + y * turn.cos()
-        moved = middle + 0.04 * much * shift.unsqueeze(2)
-        moved = moved + growth.unsqueeze(3) * torch.stack([x, y], 3)
-
-        def each(values: Tensor, start: float) -> Tensor:
-            """Return numbers of things, (n, things, *), as numbers of all layers."""
-            own = values.repeat_interleave(bound, 1)
-            return torch.cat([own.new_full((n, behind, *own.shape[2:]), start), own], 1)
-
-        hue = each(0.08 * much * hue, 0).unsqueeze(2)
-        return replace(
-            self,
-            centre=torch.cat([surroundings, moved.flatten(1, 2)], 1),
-            angle=self.angle + each(turn.squeeze(2), 0),
-            radius=self.radius * each(growth.squeeze(2), 1),
-            colours=(self.colours + hue).clamp(0, 1),
-        )
-
 
 # ------------------------------------------------------------------------------ painting
 
@@ -422,8 +382,6 @@ class Family:
     """Draws n scenes."""
     behind: int
     """How many of their layers, the first ones, are surroundings."""
-    bound: int = 1
-    """How many layers make a thing."""
 
 
 FAMILIES = {
@@ -431,8 +389,8 @@ FAMILIES = {
     "textures": Family(textures, 21),
     "solids": Family(solids, 11),
     "gradients": Family(gradients, 1),
-    "strokes": Family(strokes, 1, CURVE),
-    "glyphs": Family(glyphs, 4, CURVE),
+    "strokes": Family(strokes, 1),
+    "glyphs": Family(glyphs, 4),
 }
 
 
@@ -467,7 +425,6 @@ def draw(
     side: int = 48,
     device: str | torch.device = "cpu",
     elsewhere: bool = False,
-    stirred: float = 0.0,
 ) -> Drawn:
     """Draw pictures of several families, in random order.
 
@@ -484,12 +441,10 @@ def draw(
         Where they are made and left. Devices differ by rounding.
     elsewhere : bool
         Draw the things of the same scenes in other surroundings.
-    stirred : float
-        How much these things have moved, turned, grown and changed their colours.
     """
     check_shares(shares)
     device = torch.device(device)
-    generator, spoon = (torch.Generator().manual_seed(seed) for _ in range(2))
+    generator = torch.Generator().manual_seed(seed)
     total, drawn, done = sum(shares.values()), 0, 0.0
     pictures = torch.empty(n, 3, side, side, dtype=torch.uint8, device=device)
     seen = torch.empty(n, side, side, dtype=torch.uint8, device=device)
@@ -503,8 +458,6 @@ def draw(
             scenes = family.draw(some, generator)
             if elsewhere:
                 scenes = scenes.elsewhere(family.behind)
-            if stirred:
-                scenes = scenes.stirred(family.behind, family.bound, stirred, spoon)
             size = MADE.get(device.type, MADE["cpu"])
             for start in range(0, some, size):
                 few = scenes.part(start, start + size, device)
@@ -526,7 +479,7 @@ def contact_sheet(
     seed: int = 0,
     side: int = 48,
 ) -> None:
-    """Save a picture with a row of pictures for each family; needs matplotlib.
+    """Save pictures of each family, below them the same things elsewhere; needs matplotlib.
 
     Parameters
     ----------
@@ -544,15 +497,16 @@ def contact_sheet(
     except ImportError as error:
         raise ImportError('drawing needs matplotlib: pip install "pecil[plot]"') from error
 
-    figure = Figure(figsize=(columns, len(families)), dpi=100)
-    all_axes = figure.subplots(len(families), columns, squeeze=False)
-    for name, row in zip(families, all_axes, strict=True):
-        pictures = draw({name: 1}, columns, seed=seed, side=side).pictures
-        for axes, picture in zip(row, pictures, strict=True):
+    rows = [(name, elsewhere) for name in families for elsewhere in (False, True)]
+    figure = Figure(figsize=(columns, len(rows)), dpi=100)
+    all_axes = figure.subplots(len(rows), columns, squeeze=False)
+    for (name, elsewhere), row in zip(rows, all_axes, strict=True):
+        drawn = draw({name: 1}, columns, seed=seed, side=side, elsewhere=elsewhere)
+        for axes, picture in zip(row, drawn.pictures, strict=True):
             axes.imshow(picture.movedim(0, -1).numpy(), interpolation="nearest")
             axes.set_xticks([])
             axes.set_yticks([])
-        row[0].set_ylabel(name)
+        row[0].set_ylabel("elsewhere" if elsewhere else name)
     figure.subplots_adjust(0.06, 0.01, 0.99, 0.99, 0.05, 0.05)
     with written_whole(path) as temporary:
         figure.savefig(temporary)

@@ -65,8 +65,6 @@ class Settings:
     """How much light and colours of views change; 0: not at all."""
     elsewhere: float = 1.0
     """Share of pictures whose second view shows the same things in other surroundings."""
-    stirred: float = 0.0
-    """How much the things there have moved, turned, grown and changed their colours."""
     seed: int = 0
     """Decides the pictures, the first weights, and the views."""
 
@@ -83,9 +81,8 @@ class Settings:
             raise ValueError(f"crop must be above 0 and at most 1, but it is {self.crop!r}")
         if not 0 <= self.elsewhere <= 1:
             raise ValueError(f"elsewhere must be from 0 to 1, but it is {self.elsewhere!r}")
-        for name in ("colour", "stirred"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be at least 0, but it is {getattr(self, name)!r}")
+        if not 0 <= self.colour < math.inf:
+            raise ValueError(f"colour must be at least 0, but it is {self.colour!r}")
 
 
 # --------------------------------------------------------------------------------- views
@@ -246,7 +243,6 @@ class Training:
                 side=settings.side,
                 device=self.device,
                 elsewhere=elsewhere,
-                stirred=elsewhere * settings.stirred,
             )
             for elsewhere in ((False, True) if settings.elsewhere else (False,))
         ]
