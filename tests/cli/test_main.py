@@ -66,7 +66,10 @@ from pecil import cli
         ("results --import nothing.jsonl", "there is no file of results nothing.jsonl"),
         ("results --store foreign.pecil", "expected a store of results at foreign.pecil"),
         ("run pec digits --store no/such.sqlite", "there is no folder no"),
-        ("figure memory", "no results to draw: expected runs of whitened_pec, pec, "),
+        (
+            "figure memory",
+            "no results to draw: expected runs of whitened_synthetic, whitened_pec, pec, ",
+        ),
         ("figure memory -o no/such.png", "there is no folder no"),
     ],
 )
@@ -151,6 +154,25 @@ except {lost}:
         text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_command_told_to_end_tidies_up():
+    program = """
+import os, signal, time
+from pecil import cli
+
+def command(**_):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    finally:
+        print("tidy")
+
+cli.app = command
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "tidy\n", "")
 
 
 def test_an_ignored_ctrl_c_stays_ignored_and_a_thread_may_run_commands(monkeypatch, pecil):

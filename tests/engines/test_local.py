@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 from sqlite3 import connect
@@ -159,6 +160,46 @@ def test_a_dead_worker_is_replaced_and_a_poisoned_experiment_stops_nobody(sweeps
 def test_what_is_under_way_when_the_time_is_over_is_dropped(sweeps):
     _, told = sweeps
     assert told["late"] == [1, 0, 1, True]
+
+
+ORPHANED = """
+import dataclasses, os, sys, time
+from pathlib import Path
+from pecil.bench import Experiment
+from pecil.bench.store import Store
+from pecil.engines import local
+from pecil.methods import METHODS
+
+folder = Path(sys.argv[1])
+
+class Sleeps(METHODS["nearest_mean"].learner):
+    def learn(self, x, y):
+        (folder / f"{os.getpid()}.pid").touch()
+        time.sleep(600)
+
+METHODS["sleeps"] = dataclasses.replace(METHODS["nearest_mean"], name="sleeps", learner=Sleeps)
+if __name__ == "__main__":
+    slow = [Experiment("sleeps", "digits", seed=seed) for seed in range(2)]
+    local.run_all(slow, Store(folder / "store.sqlite"), workers=2)
+"""
+
+
+def test_workers_end_with_who_started_them_however_it_ends(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(ORPHANED)
+    sweep = subprocess.Popen([sys.executable, program, tmp_path])
+    until(lambda: len([*tmp_path.glob("*.pid")]) == 2)
+    sweep.kill()
+    sweep.wait()
+    until(lambda: not any(Path("/proc", path.stem).exists() for path in tmp_path.glob("*.pid")))
+
+
+def until(true):
+    """Wait for something to become true, a minute at most."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_each_worker_has_its_place_on_a_gpu(monkeypatch):

@@ -1,7 +1,7 @@
 """The command line.
 
 Exit codes: 0 done, 1 the request cannot be met (a message says why), 2 the
-command was not understood, 130 stopped by Ctrl-C. Models and tables are written
+command was not understood, 130 stopped by Ctrl-C, 143 told to end. Models and tables are written
 whole or not at all. ``--json`` makes standard output pure JSON; progress goes to
 standard error, and only to a terminal.
 """
@@ -31,7 +31,7 @@ __all__ = ["app", "main", "models", "runs", "show"]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; mistakes become a message and exit code 1."""
-    with _ctrl_c():
+    with _stoppable():
         try:
             app(args=arguments, prog_name="pecil")
         except (ValueError, OSError, ImportError) as error:
@@ -40,29 +40,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 @contextmanager
-def _ctrl_c() -> Iterator[None]:
-    """Let Ctrl-C end a command, even amid its imports, where it is at times mistaken or lost."""
-    usual = signal.getsignal(signal.SIGINT)
+def _stoppable() -> Iterator[None]:
+    """Let Ctrl-C, or ``kill``, end a command in order.
+
+    Amid imports Ctrl-C is at times mistaken or lost.
+    """
+    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     if (
-        usual is not signal.default_int_handler
+        usual[signal.SIGINT] is not signal.default_int_handler
+        or usual[signal.SIGTERM] is not signal.SIG_DFL
         or threading.current_thread() is not threading.main_thread()
     ):
         yield
         return
-    signal.signal(signal.SIGINT, _stop)
+    for number in usual:
+        signal.signal(number, _stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, usual)
+        for number, handler in usual.items():
+            signal.signal(number, handler)
 
 
-def _stop(_: int, frame: FrameType | None) -> None:
-    """Exit at once if a module is being imported, else raise KeyboardInterrupt."""
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Exit at once if a module is being imported, else raise what lets everybody tidy up."""
     while frame is not None and frame.f_code is not main.__code__:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            os._exit(130)
+            os._exit(128 + number)
         frame = frame.f_back
-    raise KeyboardInterrupt
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + number)
 
 
 def _version(wanted: bool) -> None:

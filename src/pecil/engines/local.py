@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 import traceback
 from collections import deque
@@ -245,6 +246,7 @@ def _gpu(place: int) -> str | None:
 def _work(connection: Connection, path: Path, place: int, workers: int) -> None:
     """Run what comes until nobody is there any more to send it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who started us
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     sharing = None
     if (gpu := _gpu(place)) is not None:
         sharing = len(range(place % torch.cuda.device_count(), workers, torch.cuda.device_count()))
@@ -255,6 +257,14 @@ def _work(connection: Connection, path: Path, place: int, workers: int) -> None:
         while True:
             experiment, patient = connection.recv()
             connection.send(_outcome(experiment, store, patient, sharing))
+
+
+def _end_with_parent() -> None:
+    """End this process, whatever it is at, as soon as the one who started it is gone."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _outcome(
