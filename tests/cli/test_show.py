@@ -14,7 +14,7 @@ def test_results_of_whitened_pec_become_a_figure(tmp_path, ok, pecil, monkeypatc
     ok("run", "nearest_mean", "digits", "--seeds", 2, "--save-results", "all.jsonl")
     drawn = ok("figure", "memory", "--results", "all.jsonl")
     assert drawn["figure"] == "pecil-memory.png"
-    assert [(p["method"], p["held"], p["seeds"]) for p in drawn["points"]] == [
+    assert [(p["curve"], p["held"], p["seeds"]) for p in drawn["points"]] == [
         ("whitened_pec", usual["n_parameters"], 1),  # another teacher is another curve
         ("nearest_mean", 640, 2),
     ]

@@ -1,3 +1,4 @@
+import pickle
 import shutil
 import zipfile
 
@@ -58,6 +59,12 @@ def test_categories_and_sessions(folder, kind):
             for frame in range(FRAMES)
         ]
         assert np.array_equal(getattr(data, f"{part}_x"), frames)
+
+
+def test_images_in_an_archive_may_go_to_other_processes(folder):
+    images = load(zipped(folder)).train_x
+    first = images[0]  # opens the archive
+    assert np.array_equal(pickle.loads(pickle.dumps(images))[0], first)
 
 
 def test_objects(folder):

@@ -69,10 +69,14 @@ def test_the_seed_decides():
     assert first.tolist() == again.tolist() != other.tolist()
 
 
-def test_a_class_without_samples_keeps_its_errors():
+def test_classes_without_samples_have_no_say_and_keep_their_errors():
     errors, wanted, _ = unfair()
-    scales = search(errors[wanted < 2], wanted[wanted < 2])
-    assert scales[2] == 1 != scales[0]
+    known = wanted < 2
+    scales = search(errors[known], wanted[known])
+    assert scales[2] == 1
+    np.testing.assert_array_equal(scales[:2], search(errors[known][:, :2], wanted[known]))
+    assert scales[0] * scales[1] == pytest.approx(1)
+    assert search(errors[wanted == 1], wanted[wanted == 1]).tolist() == [1, 1, 1]
 
 
 def test_balancing_helps_and_leaves_the_model_alone(uneven, state):
@@ -98,6 +102,23 @@ def test_two_classes_have_one_decision(small, clusters):
     balanced.scales_ = np.array([1.0, 2.0])
     decided = np.where(balanced.decision_function(x) > 0, "b", "a")
     assert decided.tolist() == balanced.predict(x).tolist()
+
+
+def test_unchanged_factors_leave_decisions_as_they_are(small, clusters):
+    for labels in (("a", "b"), ("a", "b", "c")):
+        x, y = clusters(labels=labels)
+        model = small().fit(x, y)
+        balanced = balance(model, x, y, generations=1)
+        balanced.scales_ = np.ones(len(labels))
+        np.testing.assert_array_equal(balanced.decision_function(x), model.decision_function(x))
+
+
+def test_decisions_of_whitened_pec_follow_its_predictions(clusters):
+    x, y = clusters(labels=("a", "b"))
+    balanced = balance(WhitenedPEC(dim=20, device="cpu").fit(x, y), x, y, generations=1)
+    balanced.scales_ = np.array([1.0, 1e6])
+    assert (balanced.decision_function(x) < 0).all()
+    assert set(balanced.predict(x)) == {"a"}
 
 
 def test_whitened_pec_can_be_balanced(clusters):

@@ -1,5 +1,9 @@
 """The estimator: scikit-learn's manners, learning, predictions, novelty."""
 
+import pickle
+import signal
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
@@ -533,6 +537,63 @@ def test_a_failing_teacher_leaves_no_untrained_class(small, clusters):
         model.partial_fit(x[:2] + 1000, ["new", "new"])
     model.partial_fit(x, y)
     assert model.classes_.tolist() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("metric", ["plain", "whitened"])
+@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+def test_a_failing_teacher_changes_nothing(method, batch_size, metric, small, clusters, state):
+    """Not even a class that was being learned when a later one failed."""
+
+    def fussy(x):
+        if x.max() > 100:
+            raise ValueError("too bright")
+        return x
+
+    x, y = clusters()
+    options = {"teacher": fussy, "output_dim": None}
+    model = small(**options, metric=metric, batch_size=batch_size).fit(x, y)
+    before, errors = state(model), model.errors(x)
+    more, labels = clusters(labels=("a", "b", "c", "new"), seed=1)
+    more[labels.index([*dict.fromkeys(labels)][-1])] = 1000  # of the class that comes last
+    with pytest.raises(ValueError, match="too bright"):
+        getattr(model, method)(more, labels)
+    assert state(model) == before
+    np.testing.assert_array_equal(model.errors(x), errors)
+
+
+@pytest.mark.parametrize("n", [5, 60])
+def test_an_interrupted_lesson_is_learned_whole_or_not_at_all(
+    n, small, clusters, state, monkeypatch
+):
+    x, y = clusters(n=40)
+    model = small().fit(x, y)
+    before, labels = state(model), (["a", "new"] * n)[:n]
+    whole = deepcopy(model).partial_fit(x[:n], labels)
+    learn = students.Students.learn
+
+    def interrupted(self, *options):
+        learned = learn(self, *options)
+        signal.raise_signal(signal.SIGINT)
+        return learned
+
+    monkeypatch.setattr(students.Students, "learn", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.partial_fit(x[:n], labels)
+    assert state(model) == (state(whole) if n == 5 else before)
+    assert model.predict(x).shape == (120,)
+    assert model.classes_.tolist() == sorted(model.samples_seen_)
+
+
+def test_statistics_are_those_that_were_given(small, clusters):
+    """What a program does to its array later is no concern of the model."""
+    x, y = clusters()
+    mean = np.full(5, 0.5)
+    model = small(mean=mean).fit(x, y)
+    errors = model.errors(x)
+    mean += 100
+    np.testing.assert_array_equal(model.errors(x), errors)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).errors(x), errors)
 
 
 # --------------------------------------------------------------------------- predictions

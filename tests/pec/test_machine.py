@@ -1,5 +1,7 @@
 """Room, threads, exact products."""
 
+import signal
+import time
 from threading import Event, Thread
 
 import numpy as np
@@ -9,7 +11,7 @@ from layers import Largest
 
 from pecil import PEC, WhitenedPEC
 from pecil.pec import machine, scatter
-from pecil.pec.machine import by_threads, in_full, one_thread
+from pecil.pec.machine import by_threads, in_full, one_thread, uninterrupted, without_onednn
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,51 @@ def test_each_thread_uses_one_and_the_others_come_back():
             by_threads(lambda place: 1 / place, 2)
     finally:
         torch.set_num_threads(1)
+
+
+def test_when_one_thread_fails_the_others_come_to_their_end():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    over = []
+
+    def work(place):
+        if place == 0:
+            raise KeyError(place)
+        time.sleep(0.2)
+        over.append(place)
+
+    try:
+        with pytest.raises(KeyError):
+            by_threads(work, 2)
+        assert over == [1]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_interrupt_waits_until_all_is_done():
+    done = []
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        with uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            done.append("inside")
+        done.append("outside")
+    assert done == ["inside", "outside"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_in_a_thread_there_are_no_interrupts_to_wait_for():
+    done = []
+
+    def work():
+        with uninterrupted():
+            done.append(signal.getsignal(signal.SIGINT))
+
+    thread = Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == [signal.default_int_handler]
 
 
 def test_small_work_is_done_in_one_thread_and_the_others_come_back():
@@ -107,6 +154,27 @@ def test_threads_in_full_do_not_wait_for_each_other_nor_leave_too_early(coarse):
     thread.join()
     assert set(told[0]) <= set(machine.EXACT)
     assert allowed() == before
+
+
+def test_threads_without_onednn_leave_it_as_they_found_it():
+    """The first one in is the first one out; what it puts back is for the last one to do."""
+    inside, left, told = Event(), Event(), []
+
+    def other():
+        with without_onednn:
+            inside.set()
+            assert left.wait(timeout=60)
+            told.append(torch._C._get_mkldnn_enabled())
+
+    before = torch._C._get_mkldnn_enabled()
+    thread = Thread(target=other)
+    with without_onednn:
+        thread.start()
+        assert inside.wait(timeout=60)
+    left.set()
+    thread.join()
+    assert told == [False]
+    assert torch._C._get_mkldnn_enabled() == before
 
 
 def test_products_stay_as_they_are_where_nothing_coarse_is_allowed():

@@ -114,6 +114,17 @@ def test_its_numbers_are_counted(digits):
     assert model.n_parameters_ == plain.n_parameters_ + 20 * 21 // 2
 
 
+def test_its_threshold_comes_from_samples_not_from_the_stream(digits):
+    """Errors of the stream were measured by a covariance that was only beginning."""
+    x, y, test_x, _ = digits
+    model = made().fit(x, y)
+    for ask in (model.calibrate, lambda: model.predict(test_x, reject_as=-1)):
+        with pytest.raises(ValueError, match=r"metric='whitened'.*calibrate\(X\)"):
+            ask()
+    rejected = model.calibrate(test_x[:400]).predict(test_x[400:], reject_as=-1) == -1
+    assert 0.01 < rejected.mean() < 0.15
+
+
 def test_unknown_metrics_are_refused(digits):
     with pytest.raises(ValueError, match="metric must be one of plain, whitened, but it is 'l1'"):
         made(metric="l1").fit(digits[0], digits[1])

@@ -171,6 +171,18 @@ def test_expected_samples_keep_their_labels(labels, small, file):
     assert repr(loaded._expected) == repr(model._expected) == repr(dict.fromkeys(labels, 1))
 
 
+def test_expected_samples_and_statistics_may_be_of_any_kind(small, clusters, file):
+    x, y = clusters(labels=(1, 2))
+    expected = {label: 5 for label in np.unique(y)}  # NumPy's own numbers
+    mean = pd.Series([0.5, 1, 2, 3, 4])
+    model = small(expected_samples=expected, mean=mean, std=(np.float32(2),)).fit(x, y)
+    model.save(file)
+    loaded = PEC.load(file, device="cpu")
+    assert repr(loaded.expected_samples) == repr({1: 5, 2: 5})
+    assert (loaded.mean, loaded.std) == ([0.5, 1, 2, 3, 4], [2])
+    np.testing.assert_array_equal(loaded.errors(x), model.errors(x))
+
+
 @pytest.mark.parametrize("label", [b"bytes", frozenset([1]), (1, b"x"), 1j], ids=repr)
 def test_a_label_that_cannot_be_stored_is_refused(label, small, file):
     labels = np.empty(2, dtype=object)

@@ -204,6 +204,23 @@ def test_a_given_shrinkage_is_kept_up_to_rounding(asked):
     assert 2**-0.25 <= (a / (1 - a)) / (least / (1 - least)) <= 2**0.25 * (1 + 1e-9)
 
 
+def test_a_factor_stays_as_it_is():
+    """Whoever scores goes on with what was there when it began, whatever others learn."""
+    rng = torch.Generator().manual_seed(0)
+    scatter = Scatter(6, torch.device("cpu"))
+    scatter.grow(2)
+    scatter.add(0, torch.randn(40, 6, generator=rng))
+    factor = scatter.factor(0.1)
+    x = torch.randn(5, 6, generator=rng)
+    before = factor.weights().clone(), factor.quadratic(x), factor.scale, list(factor.counts)
+    scatter.add(1, torch.randn(1, 6, generator=rng))
+    later = scatter.factor(0.1)
+    assert later.weights().tolist() != before[0].tolist()
+    assert torch.equal(factor.weights(), before[0])
+    assert torch.equal(factor.quadratic(x), before[1])
+    assert (factor.scale, factor.counts) == before[2:]
+
+
 def test_the_gauge_is_rarely_made_anew(factorised):
     x, y = samples(1000, classes=2)
     made, new = summary(x[:10], y[:10]), []

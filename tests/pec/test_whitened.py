@@ -1,6 +1,7 @@
 """Whitened PEC: exact in any order, merged and unlearned, saved, refused, calibrated."""
 
 import pickle
+import signal
 import threading
 from copy import deepcopy
 
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.base import clone
+from sklearn.datasets import load_digits
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
@@ -23,6 +25,7 @@ from sklearn.utils.estimator_checks import check_estimator
 import pecil
 from pecil import PEC, ModelFileError, WhitenedPEC
 from pecil.pec import base, saving, whitened
+from pecil.pec.scatter import Scatter
 from pecil.teachers import RECIPES, Filters, Identity, RandomFeatures, filters
 
 ROUNDING = (
@@ -493,6 +496,30 @@ def test_a_failing_teacher_changes_nothing(bright, method, held, clusters, monke
     assert model.classes_.tolist() == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("held", [4096, 16])
+def test_an_interrupted_lesson_is_learned_whole_or_not_at_all(held, clusters, monkeypatch):
+    x, y = clusters()
+    model, twin = make().fit(x, y), make().fit(x, y)
+    before = everything(model)
+    assert everything(twin) == before
+    more, labels = clusters(labels=("a", "b", "c", "new"), seed=1)
+    whole = everything(twin.partial_fit(more, labels))
+    add = Scatter.add
+
+    def interrupted(self, slot, features):
+        add(self, slot, features)
+        if slot == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as now, pytest.raises(KeyboardInterrupt):
+        now.setattr(whitened, "HELD", held)
+        now.setattr(Scatter, "add", interrupted)
+        model.partial_fit(more, labels)
+    assert everything(model) == (whole if held > len(more) else before)
+    assert model.classes_.tolist() == sorted(model.samples_seen_)
+    assert model.predict(more).shape == (len(more),)
+
+
 def test_a_teacher_need_not_be_copied(clusters, monkeypatch):
     class Locked:
         def __init__(self):
@@ -691,6 +718,19 @@ def test_one_lesson_is_enough_to_calibrate(labels, n, clusters):
     x, y = clusters(labels=labels, n=n)
     threshold = make().fit(x, y).calibrate().threshold_
     assert 0 < threshold < 10
+
+
+def test_a_threshold_does_not_hang_on_a_few_errors():
+    """Wherever the stream of digits stands: acquaintances are rarely taken for strangers."""
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(x))
+    x, y = x[order], y[order]
+    model = make(dim=300, mean=8, std=8)
+    for k in range(1450):
+        model.partial_fit(x[k : k + 1], y[k : k + 1])
+        if k >= 200 and k % 50 == 0 or k in (320, 1440):
+            rejected = (model.predict(x[1450:], reject_as=-1) == -1).mean()
+            assert rejected < 0.2, k
 
 
 def test_a_threshold_from_one_lesson_accepts_what_was_asked_for(clusters):

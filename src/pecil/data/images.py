@@ -54,6 +54,10 @@ class ImageFiles:
         """The shape of the whole, if all images are of the size of the first."""
         return (len(self), *self._first.shape)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave an open archive out of pickles."""
+        return {name: value for name, value in vars(self).items() if name != "_archive"}
+
     def __getitem__(self, at: Any) -> Any:
         """Decode one image, or some."""
         chosen = np.arange(len(self))[at]

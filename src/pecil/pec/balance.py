@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from pecil.pec.base import SHARPNESS, ErrorClassifier, count
+from pecil.pec.base import SHARPNESS, ErrorClassifier, count, decision
 from pecil.pec.inputs import check_labels
 
 DEVIATION, POPULATION = 0.001, 100  # of CMA-ES, as in the paper
@@ -42,7 +42,8 @@ class Balanced(ClassifierMixin, BaseEstimator):
     Attributes
     ----------
     scales_ : ndarray of shape (n_classes,)
-        The factors s_c, in the order of ``classes_``; 1 for a class of which ``fit`` saw nothing.
+        The factors s_c, in the order of ``classes_``; their geometric mean is 1, and so is the
+        factor of a class of which ``fit`` saw nothing.
     classes_ : ndarray
         The model's classes.
 
@@ -119,11 +120,8 @@ class Balanced(ClassifierMixin, BaseEstimator):
         return self.classes_[nearest]
 
     def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Return the negative products; for two classes a single number, as the model does."""
-        errors = self.errors(X)
-        if len(self.classes_) != 2:
-            return -errors
-        return self.model.decision_function(X) - np.diff(np.log(self.scales_))
+        """Return the negative products; of two classes log(first / second), as ``PEC`` does."""
+        return decision(self.errors(X))
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: Any = None) -> float:
         """Return the accuracy, for labels of any kind."""
@@ -172,6 +170,9 @@ def search(
 ) -> NDArray[np.float64]:
     """Find one factor for each class by CMA-ES: the middle of the last generation.
 
+    Samples tell how the classes among them compare, and nothing of any other: of those classes
+    alone the factors are looked for, with a geometric mean of 1.
+
     Parameters
     ----------
     errors : ndarray of shape (n, n_classes)
@@ -182,18 +183,18 @@ def search(
         Whether ties are broken; see :func:`merits`.
     """
     CMA = _cma()
-    logs = np.log(np.maximum(errors.T, np.finfo(np.float32).tiny)).astype(np.float32)
-    present = np.unique(wanted)
-    candidates = np.zeros((POPULATION, len(logs)), dtype=np.float32)
+    scales = np.ones(errors.shape[1])
+    present, wanted = np.unique(wanted, return_inverse=True)
+    if len(present) < 2:
+        return scales
+    logs = np.log(np.maximum(errors.T[present], np.finfo(np.float32).tiny)).astype(np.float32)
     optimizer = CMA(np.zeros(len(present)), DEVIATION, seed=seed, population_size=POPULATION)
     for _ in range(generations):
         asked = [optimizer.ask() for _ in range(POPULATION)]
-        candidates[:, present] = asked
-        found = merits(logs, wanted, candidates)
+        found = merits(logs, wanted, np.array(asked, dtype=np.float32))
         told = found if ties else np.floor(found)
         optimizer.tell(list(zip(asked, (-told).tolist(), strict=True)))
-    scales = np.ones(len(logs))
-    scales[present] = np.exp(optimizer.mean)
+    scales[present] = np.exp(optimizer.mean - optimizer.mean.mean())
     return scales
 
 

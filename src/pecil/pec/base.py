@@ -1,6 +1,7 @@
 """What all error-based classifiers share: the smallest prediction error wins."""
 
 import contextlib
+import copy
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator
@@ -107,11 +108,7 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
         log(error of the first / error of the second). :meth:`errors` always has one column
         for each class.
         """
-        errors = self.errors(X)
-        if errors.shape[1] != 2:
-            return -errors
-        logs = np.log(np.maximum(errors, np.finfo(np.float64).tiny))
-        return logs[:, 0] - logs[:, 1]
+        return decision(self.errors(X))
 
     def predict(self, X: ArrayLike, *, reject_as: Any = NOTHING) -> NDArray[Any]:
         """Return the label with the smallest error for each sample.
@@ -261,6 +258,8 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
             self.seed_ = int(check_random_state(self.random_state).randint(2**31))
         self._reset_classes()
         self._settings = {name: getattr(self, name) for name in self.LASTING}
+        for name in ("mean", "std"):  # a caller's arrays may change
+            self._settings[name] = copy.deepcopy(self._settings[name])
 
     def _seed(self, use: int, member: int) -> int:
         words = np.random.SeedSequence([self.seed_, use, member]).generate_state(1, np.uint64)
@@ -280,6 +279,8 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
                 delattr(self, name)
             for name, value in before.items():
                 setattr(self, name, value)
+            if hasattr(self, "classes_") and len(self.classes_) != len(self._labels):
+                self._name_classes()  # all was learned when Ctrl-C was heard
             raise
 
     # ----------------------------------------------------------------- slots, labels
@@ -333,6 +334,14 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
         """Samples learned of each class."""
         check_is_fitted(self, "classes_")
         return dict(zip(self._labels, self._seen, strict=True))
+
+
+def decision(errors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the negative errors; of two classes log(error of the first / of the second)."""
+    if errors.shape[1] != 2:
+        return -errors
+    logs = np.log(np.maximum(errors, np.finfo(np.float64).tiny))
+    return logs[:, 0] - logs[:, 1]
 
 
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:

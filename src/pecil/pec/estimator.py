@@ -7,8 +7,9 @@ teacher h, on samples of that class alone; the class whose student errs least wi
     predict  argmin_c  ‖g_θᶜ(x) − h(x)‖²
 """
 
+import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Self
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from pecil.pec.base import ErrorClassifier, count, grouped, one_of
 from pecil.pec.inputs import check_labels, check_samples
-from pecil.pec.machine import most, one_thread
+from pecil.pec.machine import most, one_thread, uninterrupted
 from pecil.pec.networks import ACTIVATIONS, INITS, KINDS, Architecture
 from pecil.pec.students import LONG, Lesson, Moment, Students, in_time
 from pecil.pec.teacher import Answers, CustomTeacher, Teacher
@@ -33,6 +34,7 @@ DEFAULTS = {  # student width, teacher width as a multiple of it, outputs, poole
 }
 SETTLED = 1000  # samples after which a student's errors begin to count in full
 AFTER = 0.01  # share of the learning rate once a class is past its expected samples
+FEW = 32  # samples that are learned in one go, before which Ctrl-C waits
 SCORED = 4096  # samples that are on the device at a time while scoring
 TEACHER, STUDENT, ORDER = range(3)  # uses of the seed
 
@@ -106,7 +108,8 @@ class PEC(ErrorClassifier):
         eᵀΣ⁻¹e/d with Σ the covariance of errors, shared by all classes and taken from the
         stream (each error before its sample is learned, counted (t/T)² at the t-th of T
         samples, or (t/(t + 1000))² where T is not known); d(d + 1)/2 numbers more. Merging
-        and learning are then exact up to rounding, and ``forget`` leaves a class's part of Σ.
+        and learning are then exact up to rounding, ``forget`` leaves a class's part of Σ, and
+        novelty needs samples to be told from: ``calibrate(X)``.
     lr : float
         Learning rate of Adam.
     schedule : {"linear", "constant"}
@@ -326,28 +329,42 @@ class PEC(ErrorClassifier):
         groups: dict[Any, NDArray[np.intp]],
         plans: dict[Any, tuple[Tensor, list[float]]],
     ) -> Self:
-        known = len(self._labels)
-        for label in groups:
-            if label not in self._slots:
-                self._add_class(label)
-                for pair in self._pairs:
-                    pair.students.add()
-        totals: dict[int, Tensor] = {}
-        try:
+        quick = len(raw) < FEW and all(isinstance(p.teacher, Teacher) for p in self._pairs)
+        with uninterrupted() if quick else self._as_before(groups):
+            known = len(self._labels)
+            for label in groups:
+                if label not in self._slots:
+                    self._add_class(label)
+                    for pair in self._pairs:
+                        pair.students.add()
+            totals: dict[int, Tensor] = {}
             for pair in self._pairs:
                 lessons = self._lessons(pair, raw, groups, plans)
                 for slot, errors in pair.students.learn(lessons, int(self.batch_size)):
                     totals[slot] = totals[slot] + errors if slot in totals else errors
-        except BaseException:  # an interrupt or a failing teacher: no half-learned new class
-            for slot in reversed(range(known, len(self._labels))):
-                self._drop(slot)
-            raise
-        for slot, errors in totals.items():
-            self._seen[slot] += len(errors)
-            self._remember(slot, errors / len(self._pairs))
-        if len(self._labels) > known:
-            self._name_classes()
+            for slot, errors in totals.items():
+                self._seen[slot] += len(errors)
+                if not self._whitened:
+                    self._remember(slot, errors / len(self._pairs))
+            if len(self._labels) > known:
+                self._name_classes()
         return self
+
+    @contextlib.contextmanager
+    def _as_before(self, labels: Iterable[Any]) -> Iterator[None]:
+        """Put classes back to what they are now if a teacher fails, or on Ctrl-C."""
+        known, seen, recent = len(self._labels), list(self._seen), list(self._recent)
+        slots = [self._slots[label] for label in labels if label in self._slots]
+        with contextlib.ExitStack() as stack:
+            for pair in self._pairs:
+                stack.enter_context(pair.students.unchanged_on_error(slots))
+            try:
+                yield
+            except BaseException:
+                for slot in reversed(range(known, len(self._labels))):
+                    self._drop(slot)
+                self._seen, self._recent = seen, recent
+                raise
 
     def _lessons(
         self,
@@ -367,6 +384,18 @@ class PEC(ErrorClassifier):
                 x, slot = self._tensor(raw[at]), self._slots[label]
                 weights = self._weights(label, slot, len(order)) if pair.students.moment else None
                 yield pair.lesson(slot, x, order, rates, weights, int(self.batch_size))
+
+    @property
+    def _whitened(self) -> bool:
+        return self._pairs[0].students.moment is not None
+
+    def _threshold(self, quantile: float | None = None) -> float:
+        if self._whitened and (quantile is not None or not hasattr(self, "threshold_")):
+            raise ValueError(
+                "the stream tells no threshold with metric='whitened', since it settles only as "
+                "samples are learned: calibrate(X) with samples of known classes"
+            )
+        return super()._threshold(quantile)
 
     def _weights(self, label: Any, slot: int, n: int) -> Tensor:
         """Return what the errors of a class's next n samples count in their covariance."""

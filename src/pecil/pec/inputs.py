@@ -137,7 +137,7 @@ def check_statistics(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[A
     if value is None:
         return None
     try:
-        array = np.atleast_1d(np.asarray(value, dtype=np.float64))
+        array = np.array(np.asarray(value, dtype=np.float64), ndmin=1)  # a copy
         fits = array.ndim == 1 and len(array) in (1, shape[0]) and bool(np.isfinite(array).all())
     except (TypeError, ValueError):
         fits = False

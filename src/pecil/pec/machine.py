@@ -3,9 +3,12 @@
 import ctypes
 import mmap
 import os
+import signal
 import sys
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ContextDecorator, contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -65,9 +68,35 @@ def by_threads(work: Callable[[int], None], n: int) -> None:
     The library's own way is to share every operation between threads, which then wait for each
     other: with many small operations on a busy machine, longer than they work.
     """
-    pool = map if torch.get_num_threads() == 1 else thread_pool().map
-    for _ in pool(work, range(n)):
-        pass
+    if torch.get_num_threads() == 1:
+        for k in range(n):
+            work(k)
+        return
+    pool = thread_pool()
+    started = [pool.submit(work, k) for k in range(n)]
+    try:
+        for one in started:
+            one.result()
+    finally:  # when one fails, or on Ctrl-C, the others come to their end first
+        for one in started:
+            one.cancel()
+        wait(started)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait: what is done here, in less than a second or two, is done whole."""
+    usual, came = signal.getsignal(signal.SIGINT), []
+    if not callable(usual) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *call: came.append(call))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        if came:
+            usual(*came[0])
 
 
 @contextmanager
@@ -124,40 +153,57 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool 
     return y.relu_() if rectify else y
 
 
-@contextmanager
-def without_onednn() -> Iterator[None]:
-    """Do without oneDNN, which takes far longer to set up a small GELU than to compute it."""
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
-
-
-class _InFull(ContextDecorator):
-    """Where products are kept in full float32; threads may be in it at the same time."""
+class _Everywhere(ContextDecorator, ABC):
+    """A way of computing that holds for all threads, as long as one is in it."""
 
     def __init__(self) -> None:
         self.lock, self.inside = Lock(), 0
-        self.allowed: list[tuple[Any, str]] = []
 
     def __enter__(self) -> None:
         with self.lock:
             self.inside += 1
             if self.inside == 1:
-                self.allowed = [(m, m.fp32_precision) for m in _matmuls()]
-                for matmul, precision in self.allowed:
-                    if precision not in EXACT:
-                        matmul.fp32_precision = EXACT[0]
+                self.begin()
 
     def __exit__(self, *error: object) -> None:
         with self.lock:
             self.inside -= 1
             if self.inside == 0:
-                for matmul, precision in self.allowed:
-                    if precision not in EXACT:
-                        matmul.fp32_precision = precision
+                self.end()
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Change what is set for all."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Put it back."""
+
+
+class _WithoutOneDNN(_Everywhere):
+    def begin(self) -> None:
+        self.before = torch._C._get_mkldnn_enabled()
+        torch._C._set_mkldnn_enabled(False)
+
+    def end(self) -> None:
+        torch._C._set_mkldnn_enabled(self.before)
+
+
+without_onednn = _WithoutOneDNN()
+"""Does without oneDNN, which takes far longer to set up a small GELU than to compute it."""
+
+
+class _InFull(_Everywhere):
+    def begin(self) -> None:
+        self.allowed = [(m, m.fp32_precision) for m in _matmuls()]
+        for matmul, precision in self.allowed:
+            if precision not in EXACT:
+                matmul.fp32_precision = EXACT[0]
+
+    def end(self) -> None:
+        for matmul, precision in self.allowed:
+            if precision not in EXACT:
+                matmul.fp32_precision = precision
 
 
 class _AllMatmuls:

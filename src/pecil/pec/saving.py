@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from pecil.files import written_whole
-from pecil.pec.inputs import label_array
+from pecil.pec.inputs import label_array, plain
 from pecil.teachers import Filters, Identity, RandomFeatures, Synthetic
 
 if TYPE_CHECKING:
@@ -229,12 +229,13 @@ def _parameters(model: "ErrorClassifier") -> dict[str, Any]:
     if not isinstance(values["random_state"], int):
         values["random_state"] = model.seed_
     if isinstance(values.get("expected_samples"), Mapping):
-        values["expected_samples"] = list(values["expected_samples"].items())
+        awaited = values["expected_samples"].items()
+        values["expected_samples"] = [(plain(label), n) for label, n in awaited]
     return {name: _jsonable(value) for name, value in _with_labels(values, _encode).items()}
 
 
 def _jsonable(value: Any) -> Any:
-    if isinstance(value, Tensor | np.ndarray | np.generic):
+    if hasattr(value, "tolist"):  # an array, a tensor, a series
         return value.tolist()
     if isinstance(value, dict):
         return {name: _jsonable(part) for name, part in value.items()}

@@ -22,6 +22,7 @@ beginning, while the shrinkage settles.
 import copy
 import math
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any
 
 import torch
@@ -64,6 +65,7 @@ class Scatter:
         self._matrix = torch.zeros(dim, dim, device=device)
         self._waiting = torch.zeros(max(FEWEST_WAITING, dim // 8), dim, device=device)
         self._rows = 0  # that wait
+        self._lock = Lock()  # of what is made for scoring, which several threads may do
         self._gauge: Factor | None = None
         self.gauged = 0  # samples when coming ones were first measured as they are now
         self._forget_factors()
@@ -76,7 +78,13 @@ class Scatter:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave factors out of pickles: they are made again when needed."""
-        return vars(self) | {"_factors": {}, "_gauge": None}
+        own = {name: value for name, value in vars(self).items() if name != "_lock"}
+        return own | {"_factors": {}, "_gauge": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over what a pickle holds."""
+        vars(self).update(state)
+        self._lock = Lock()
 
     def handed_on(self) -> "Scatter":
         """Return a copy that takes the factors along; this one would make them anew."""
@@ -169,6 +177,7 @@ class Scatter:
         self.matrix.add_(other.matrix.to(self._matrix.device), alpha=sign)
         self._matrix.addmm_(rows.T, rows, alpha=sign)
         self.total += sign * other.total
+        self.gauged += sign * other.gauged
         self._gauge = None
         self._forget_factors()
 
@@ -186,16 +195,21 @@ class Scatter:
         Σ̃ = (1 − a)·S/n + a·tr(S)/(nD)·I is (S + ρI)·(1 − a)/n with ρ = a/(1 − a)·tr(S)/D. The
         shrinkage a is given or, if None, the oracle-approximating one (Chen, Wiesel, Eldar and
         Hero 2010), which follows from n, tr(S) and tr(S²). ρ is rounded to a power of √2.
+        What is returned stays as it is, whatever is learned or asked for later.
         """
+        with self._lock:
+            return self._factor(shrinkage)
+
+    def _factor(self, shrinkage: float | None) -> "Factor":
         trace, squares = self._moments()
         a = _oas(self.total, self.dim, trace, squares) if shrinkage is None else shrinkage
         a = min(max(a, LEAST), 1 - LEAST)
         key = round(math.log(a / (1 - a) * trace / self.dim, STEP)) if trace > 0 else 0
-        factor = self._factors.get(key)
-        if factor is None:
+        if key not in self._factors:
             while len(self._factors) > 1:  # two at most: the shrinkage may waver between two
                 self._factors.pop(next(iter(self._factors)))
-            factor = self._factors[key] = Factor(self._matrix, STEP**key)
+            self._factors[key] = Factor(self._matrix, STEP**key)
+        factor = self._factors[key] = self._factors[key].handed_on()
         factor.update_rows(self.waiting)
         factor.update_means(self.means)
         factor.total, factor.counts = self.total, list(self.counts)
@@ -214,7 +228,7 @@ class Scatter:
         grown = GROWN if self.total > self.dim else GROWN_FEW
         new, counts = grown * self.gauged < self.total, 1.0
         if self._gauge is None or new:
-            self._gauge = self.factor(shrinkage)
+            self._gauge = self.factor(shrinkage).handed_on()
         if new:
             counts, self.gauged = self.gauged / self.total, self.total
         self._gauge.update_means(self.means)
@@ -252,6 +266,12 @@ class Factor:
         self.small = self.lower.new_empty(0, 0)  # UV
         self.means = self.lower.new_empty(0, dim)  # M A⁻¹
         self.stale: set[int] = set()
+
+    def handed_on(self) -> "Factor":
+        """Return one to be updated in the place of this one, which stays as it is."""
+        other = copy.copy(self)
+        other.stale = set(self.stale)
+        return other
 
     def update_rows(self, waiting: Tensor) -> None:
         """Take in the rows that have come, the last of those that wait."""

@@ -16,7 +16,9 @@ the parameters of class c, a second and a third matrix the two moments of its Ad
 * Scoring is one pass of the teacher and one merged pass of all students.
 """
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -210,6 +212,21 @@ class Students:
         self._networks.clear()
         del self.steps[slot]
 
+    @contextmanager
+    def unchanged_on_error(self, slots: Sequence[int]) -> Iterator[None]:
+        """Put some students, and the moment, back to what they are now if something fails."""
+        parts, steps = [part[slots] for part in self.parts], [self.steps[k] for k in slots]
+        moment = copy.deepcopy(self.moment)
+        try:
+            yield
+        except BaseException:
+            for part, old in zip(self.parts, parts, strict=True):
+                part[slots] = old
+            for slot, old_steps in zip(slots, steps, strict=True):
+                self.steps[slot] = old_steps
+            self.moment = moment
+            raise
+
     def learn(self, lessons: Iterable[Lesson], batch_size: int = 1) -> list[tuple[int, Tensor]]:
         """Train the students of ``lessons``, no two of which may share a slot.
 
@@ -227,7 +244,7 @@ class Students:
             size = TOGETHER if self.small else torch.get_num_threads()
             for lesson in lessons:
                 if self.small and not self.side_by_side(len(lesson.order), batch_size):
-                    with without_onednn(), one_thread():
+                    with without_onednn, one_thread():
                         learned.append((lesson.slot, self.learn_one(lesson, batch_size)))
                     continue
                 group.append(lesson)
@@ -261,7 +278,7 @@ class Students:
             for k in alone[thread]:
                 losses[k] = self.learn_one(lessons[k], batch_size, thread)
 
-        with without_onednn():
+        with without_onednn:
             by_threads(work, len(alone))
         return [(lesson.slot, loss) for lesson, loss in zip(lessons, losses, strict=True)]
 
@@ -278,7 +295,7 @@ class Students:
         losses: list[list[Tensor]] = [[] for _ in lessons]
         start = 0
         ahead = [lesson.target for lesson in lessons if isinstance(lesson.target, Answers)]
-        with asked(ahead), without_onednn(), one_thread():
+        with asked(ahead), without_onednn, one_thread():
             for stop in sorted({len(lesson.order) for lesson in lessons}):
                 active = [lesson for lesson in lessons if len(lesson.order) >= stop]
                 for first in range(start, stop, PREPARED):

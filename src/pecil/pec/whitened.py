@@ -15,7 +15,7 @@ This is linear discriminant analysis in the teacher's output space, streamed; ki
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from numbers import Real
 from typing import Any, Self
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from pecil.pec.base import NOTHING, ErrorClassifier, count, grouped, one_of
 from pecil.pec.inputs import check_labels, check_samples
-from pecil.pec.machine import in_full, most, one_thread
+from pecil.pec.machine import in_full, most, one_thread, uninterrupted
 from pecil.pec.scatter import Scatter
 from pecil.pec.teacher import CustomTeacher
 from pecil.teachers import RECIPES, FeatureTeacher, Filters, Recipe, Synthetic
@@ -40,7 +40,6 @@ SMALLEST = 4  # pixels of a side for which filters make sense
 HELD = 4096  # samples whose features are held at a time
 GAUGED = 128  # samples of a class whose errors are taken in one call
 FEW = 16  # of a small first batch are measured
-OUTDATED = 4  # errors are forgotten once there are so many times more samples
 GAUGE_EVERY = 8  # single samples: one in so many
 TEMPERS = np.geomspace(0.05, 2, 60)  # of predict_proba, in question
 USUAL_TEMPER, PRIOR_WEIGHT = 0.4, 4.0  # where and how firmly the temper starts
@@ -166,8 +165,6 @@ class WhitenedPEC(ErrorClassifier):
     _scatter: Scatter
     _excess: NDArray[np.float64]
     """Confidence minus right answers for each temper, on samples that were about to be learned."""
-    _measured: int
-    """Samples in the covariance when errors were last forgotten."""
 
     # --------------------------------------------------------------------- learning
 
@@ -211,17 +208,25 @@ class WhitenedPEC(ErrorClassifier):
         self._scatter = self._scatter.handed_on()
         self._labels, self._seen = list(self._labels), list(self._seen)
         self._recent, self._slots = list(self._recent), dict(self._slots)
+        self._excess = self._excess.copy()
 
     def _take_in(self, raw: Any, groups: dict[Any, NDArray[np.intp]]) -> Self:
-        """Learn validated samples; up to a chunk of them all features come before any change."""
+        """Learn validated samples: up to a chunk of them at once, after all their features."""
         chunk = self._held()
         asked = (
             (label, self._features(raw, at[start : start + chunk]))
             for label, at in groups.items()
             for start in range(0, len(at), chunk)
         )
+        if len(raw) > chunk:
+            return self._take_all(asked)
+        answers = list(asked)
+        with uninterrupted():
+            return self._take_all(answers)
+
+    def _take_all(self, asked: Iterable[tuple[Any, Tensor]]) -> Self:
         known = len(self._labels)
-        for label, features in list(asked) if len(raw) <= chunk else asked:
+        for label, features in asked:
             if label not in self._slots:
                 self._add_class(label)
                 self._scatter.grow()
@@ -267,10 +272,7 @@ class WhitenedPEC(ErrorClassifier):
         the covariance knows it; what was measured with fewer samples counts less.
         """
         factor, counts = self._scatter.gauge(self._shrinkage)
-        self._excess = counts * self._excess
-        if self._scatter.gauged >= OUTDATED * self._measured:
-            self._recent = [np.empty(0) for _ in self._recent]
-            self._measured = self._scatter.gauged
+        self._excess *= counts
         known = factor.counts[slot] if slot < len(factor.counts) else 0
         if 2 * known < self._scatter.counts[slot]:
             return
@@ -283,7 +285,7 @@ class WhitenedPEC(ErrorClassifier):
             scores -= ((0.5 * means - means.mean(0)) * weights).sum(1)
             tempered = scores.unsqueeze(2) * torch.from_numpy(TEMPERS).to(scores.device)
             surest = tempered.softmax(1).amax(1).sum(0).cpu().numpy()
-            self._excess = self._excess + surest - int((scores.argmax(1) == slot).sum())
+            self._excess += surest - int((scores.argmax(1) == slot).sum())
 
     # ---------------------------------------------------------------------- scoring
 
@@ -467,7 +469,6 @@ class WhitenedPEC(ErrorClassifier):
         matrix, summary = self._scatter.matrix, self._scatter
         rows = [row[: k + 1] for k, row in enumerate(matrix.unbind())]
         values: dict[str, Any] = {"total": summary.total, "gauged": summary.gauged}
-        values["measured"] = self._measured
         values["excess"] = self._excess.tolist()
         return values, {"means": summary.means, "scatter": torch.cat(rows)}
 
@@ -476,7 +477,7 @@ class WhitenedPEC(ErrorClassifier):
         for k, row in enumerate(tensors["scatter"].split(list(range(1, self.dim_ + 1)))):
             matrix[k, : k + 1] = row
         matrix += matrix.tril(-1).T
-        self._excess, self._measured = np.asarray(values["excess"]), values["measured"]
+        self._excess = np.asarray(values["excess"])
         self._scatter.gauged = values["gauged"]
         self._scatter.restore(
             self._seen, tensors["means"].to(self.device_), matrix.to(self.device_), values["total"]
@@ -515,7 +516,6 @@ class WhitenedPEC(ErrorClassifier):
         self._teacher = teacher
         self._scatter = Scatter(self.dim_, self.device_)
         self._excess = np.zeros(len(TEMPERS))
-        self._measured = 0
 
     def _recipe(self) -> Any:
         """Return the teacher's recipe, or the callable that is the teacher."""
