@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -5,11 +6,14 @@ from importlib import resources
 
 import numpy as np
 import pytest
+import torch
 
 from pecil.bench import Experiment, planned, run
 from pecil.bench.experiment import held_out, settings_for
 from pecil.data import DATASETS, load
+from pecil.data.registry import digest
 from pecil.methods import METHODS, FineTuning
+from pecil.teachers import Filters
 
 SMALL = {"teacher_width": 100, "student_width": 4, "output_dim": 10}
 
@@ -313,6 +317,20 @@ def test_a_result_tells_forgetting_confusion_memory_and_operations():
     assert together.forgetting is None
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_operations_of_a_teacher_of_pictures_are_counted(threads):
+    """A CPU's own products, too, and in whatever threads they usually are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        recipe = Filters(sizes=(3,), grids=(1,))
+        result = run(planned("whitened_pec", "digits", teacher=recipe, dim=20), device="cpu")
+    finally:
+        torch.set_num_threads(before)
+    filters = 20 // 2  # both sides of the threshold
+    assert result.macs == 6 * 6 * 3 * 3 * filters + 20 * 10
+
+
 def test_held_out_samples_are_a_tenth_of_the_training_part_and_depend_on_the_seed():
     digits = load("digits")
     one, same, other = (held_out(digits, seed) for seed in (0, 0, 1))
@@ -369,6 +387,43 @@ def test_own_data_with_labels_of_text(tmp_path):
         result = run(planned(method, str(tmp_path / "own.npz"), "1/2", **size), device="cpu")
         assert set(result.accuracy_per_class) == {"ant", "bee"}
         assert result.accuracy > 0.6
+
+
+def test_data_at_a_path_are_part_of_the_experiment(tmp_path):
+    path = tmp_path / "own.npz"
+
+    def write(n):
+        x, y = np.eye(n), np.arange(n)
+        np.savez(path, train_x=x, train_y=y, test_x=x, test_y=y)
+
+    write(2)
+    first = planned("nearest_mean", str(path), "1/2")
+    assert first.data and first == planned("nearest_mean", str(path), "1/2")
+    assert run(first, device="cpu").n_parameters == 2 * 2
+    os.utime(path, (1, 1))
+    assert first == planned("nearest_mean", str(path), "1/2")
+    write(3)
+    second = planned("nearest_mean", str(path), "1/3")
+    assert second.data != first.data
+    assert run(second, device="cpu").n_parameters == 3 * 3
+    with pytest.raises(ValueError, match=r"own.npz has changed since the experiment was planned"):
+        run(first, device="cpu")
+    assert planned("pec", "digits").data == ""
+
+
+def test_a_folder_changes_with_any_of_its_files(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "one").write_text("1")
+    seen = [digest(str(tmp_path))]
+    for change in (
+        lambda: (tmp_path / "a" / "one").write_text("2"),
+        lambda: (tmp_path / "a" / "one").rename(tmp_path / "two"),
+        lambda: (tmp_path / "three").write_text(""),
+    ):
+        change()
+        seen.append(digest(str(tmp_path)))
+    assert len(set(seen)) == 4
+    assert digest(str(tmp_path / "nothing")) == ""
 
 
 def test_data_without_a_test_part_is_refused(tmp_path):

@@ -59,10 +59,11 @@ def test_run_skips_what_is_finished_unless_told_otherwise(ok, pecil, data):
     (timed,) = ok(*common, "--seed", 0, "--per-task")  # the stored one has no such accuracies
     assert (len(timed["accuracy_per_class_after_task"]), run_again()) == (10, 2)
     own = data("ab", test=True)
-    for _ in range(2):
-        ok("run", "nearest_mean", own)
-    assert run_again() == 3  # what a path leads to may change
-    assert len(ok("results")) == 4
+    before, same = (ok("run", "nearest_mean", own)[0] for _ in range(2))
+    assert (same, run_again()) == (before, 2)
+    data("abb", test=True).replace(own)
+    (changed,) = ok("run", "nearest_mean", own)
+    assert (changed["dataset"], changed["key"] != before["key"]) == (str(own), True)
 
 
 def test_passes_and_buffer_are_part_of_the_experiment(ok, pecil):
@@ -154,7 +155,7 @@ def test_a_sweep_chooses_the_learning_rates_of_a_figure_and_runs_its_seeds(ok, p
     monkeypatch.setattr(figures, "FIGURES", {"members": usual})
     monkeypatch.setattr(sweeps, "FIGURES", {"members": usual})
     places = {"members": {"*": [{"teacher_width": 50}, {"teacher_width": 50, "ensemble": 2}]}}
-    monkeypatch.setattr(figures, "_places", lambda: places)
+    monkeypatch.setattr(figures, "_definitions", lambda: {"curves": {}, **places})
     monkeypatch.setattr(search, "_grids", lambda: {"common": {"lr": [0.03, -1.0, 1e-6]}})
     common = ("sweep", "members", "--seeds", 2, "--workers", 1)
     assert ok(*common, "--plan")["to_run"] == 6
@@ -196,6 +197,18 @@ def test_a_search_keeps_the_test_part_for_the_winner(ok, pecil):
     code, out, _ = pecil(*common)
     assert code == 0
     assert 'winner: {"shrinkage": 0.01}' in out
+
+
+def test_a_search_looks_again_at_data_that_has_changed(ok, data):
+    own = data("ab", test=True)
+    common = ("search", "slda", own, "--grid", "shrinkage=[0.5, 0.01]", "--workers", 1)
+    before = ok(*common)
+    assert ok(*common) == before
+    assert len(ok("results")) == 3
+    data("abc", test=True).replace(own)
+    after = ok(*common)
+    assert len(after["results"][0]["accuracy_per_class"]) == 3
+    assert len(ok("results")) == 6
 
 
 def test_a_search_by_optuna_goes_on_where_it_stopped(ok):

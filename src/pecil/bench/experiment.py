@@ -21,8 +21,10 @@ from torch.utils.flop_counter import flop_registry
 
 import pecil
 from pecil.data import DATASETS, Dataset, Stream, Task, load, stream
+from pecil.data.registry import digest
 from pecil.methods import METHODS, Learner, check_settings
 from pecil.methods.learner import Array
+from pecil.pec.machine import one_thread
 
 Progress = Callable[[int, int], object]
 INSTEAD = {  # settings of which one does the work of the other
@@ -69,6 +71,8 @@ class Experiment:
     """Steps per task, each on a whole batch: as many passes as they take. 0: see `epochs`."""
     random_classes: bool = False
     """Does the seed decide the order of the classes, too? Else they come sorted."""
+    data: str = ""
+    """What the data at a path was when this was planned: a digest of it."""
 
     @property
     def key(self) -> str:
@@ -90,7 +94,8 @@ class Experiment:
 
 
 FIELDS = tuple(field.name for field in fields(Experiment))
-LATER = {"epochs": 1, "buffer": 0, "validation": False, "steps": 0, "random_classes": False}
+LATER = {field.name: field.default for field in fields(Experiment)[5:]}
+"""The fields after the settings, and what was the rule before they came."""
 
 
 @dataclass(frozen=True)
@@ -279,6 +284,7 @@ def planned(
         validation=validation,
         steps=steps,
         random_classes=random_classes,
+        data=digest(dataset),
     )
 
 
@@ -314,6 +320,8 @@ def run(
     """
     method = METHODS[experiment.method]
     seconds: dict[str, float] = {}
+    if experiment.data and experiment.data != digest(experiment.dataset):
+        raise ValueError(f"{experiment.dataset} has changed since the experiment was planned")
     with _timed(seconds, "load"):
         data = _load(experiment.dataset)
         if experiment.validation:
@@ -501,9 +509,13 @@ def _teach(learner: Learner, task: Task, *, whole: bool) -> None:
     learner.end_task()
 
 
-@functools.lru_cache(maxsize=1)
 def _load(dataset: str) -> Dataset:
     """Load a dataset once for many seeds."""
+    return _loaded(dataset, digest(dataset))
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(dataset: str, version: str) -> Dataset:
     return load(dataset)
 
 
@@ -573,15 +585,15 @@ def _macs(learner: Learner, x: Array) -> int | None:
     if hasattr(learner, "macs"):
         return learner.macs
     counts = []
-    for n in (1, 2):
-        with _Counter() as counter:  # type: ignore[no-untyped-call]
+    for n in (1, 1, 2):  # the first one may have more to do
+        with one_thread(), _Counter() as counter:  # type: ignore[no-untyped-call]
             learner.scores(np.ones((n, *x.shape[1:]), dtype=x.dtype))
         counts.append(counter.flops)
-    return (counts[1] - counts[0]) // 2 or None
+    return (counts[2] - counts[1]) // 2 or None
 
 
 class _Counter(TorchDispatchMode):
-    """Counts multiplications and additions, two to a multiply-accumulate operation.
+    """Counts this thread's multiplications and additions, two to a multiply-accumulate operation.
 
     PyTorch's own FlopCounterMode does the same, but first imports the compiler, which takes
     longer than many a run.
@@ -593,6 +605,8 @@ class _Counter(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if count := flop_registry.get(func.overloadpacket):
             self.flops += count(*args, **(kwargs or {}), out_val=result)
+        elif str(func.overloadpacket) == "mkldnn._linear_pointwise":
+            self.flops += 2 * args[0].numel() * len(args[1])
         return result
 
     @classmethod

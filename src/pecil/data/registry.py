@@ -1,5 +1,7 @@
 """Every dataset known by name, and where its data comes from."""
 
+import functools
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -360,6 +362,27 @@ def load(
     if core50.is_core50(path):
         return Dataset(name, **core50.read(path, label))
     return Dataset(name, **files.read(path, label, labelled, on_disk))
+
+
+def digest(dataset: str) -> str:
+    """Return what tells whether the data that a path leads to has changed; nothing for a name."""
+    path = Path(dataset).expanduser().resolve()
+    if dataset in DATASETS or not path.exists():
+        return ""
+    found = sorted(path.rglob("*")) if path.is_dir() else [path]
+    states = ((file, file.stat()) for file in found if file.is_file())
+    return _digest(path, tuple((file, state.st_size, state.st_mtime_ns) for file, state in states))
+
+
+@functools.lru_cache(maxsize=8)
+def _digest(path: Path, states: tuple[tuple[Path, int, int], ...]) -> str:
+    """Read files once, as long as none changes."""
+    whole = hashlib.sha256()
+    for file, size, _ in states:
+        with file.open("rb") as opened:
+            content = hashlib.file_digest(opened, "sha256").hexdigest()
+        whole.update(f"{file.relative_to(path).as_posix()} {size} {content}\n".encode())
+    return whole.hexdigest()[:16]
 
 
 def data_folder(root: str | os.PathLike[str] | None = None) -> Path:
