@@ -65,6 +65,7 @@ QUESTIONS: dict[str, list[dict[str, Any]]] = {
         *({"temperature": degree} for degree in (0.1, 0.5)),
     ],
     "elsewhere": [{"elsewhere": share} for share in (0.0, 0.5)],
+    "deep": [{"deep": blocks} for blocks in (2, 3)],
 }
 GRIDS = [
     *((4, 3, 2), (4, 4, 2), (3, 3, 3), (4, 3, 1), (2, 2, 2), (1, 1, 1)),

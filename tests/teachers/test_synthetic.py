@@ -118,15 +118,29 @@ def test_the_second_view_may_be_of_the_same_things_elsewhere(monkeypatch):
         assert least <= differ <= most
 
 
+@pytest.mark.parametrize("deep", [1, 3])
 @pytest.mark.parametrize("objective", synthetic.OBJECTIVES)
-def test_every_objective_becomes_smaller(objective):
-    settings = Settings(**TINY | {"objective": objective, "steps": 40, "elsewhere": 0.5})
+def test_every_objective_becomes_smaller(objective, deep):
+    changes = {"objective": objective, "deep": deep, "steps": 40, "elsewhere": 0.5}
+    settings = Settings(**TINY | changes)
     training = Training(settings, "cpu")
     losses = []
     for _ in range(40):
         training.step()
         losses.append(float(training.loss.detach()))
     assert sum(losses[-8:]) < 0.97 * sum(losses[:8])
+
+
+@pytest.mark.parametrize("deep", [1, 2, 3])
+def test_as_many_blocks_are_taught_as_asked_for(deep):
+    training = Training(Settings(**TINY, deep=deep, steps=1), "cpu")
+    usual = Training(Settings(**TINY, steps=1), "cpu")
+    for mine, theirs in zip(training.encoder.parameters(), usual.encoder.parameters(), strict=True):
+        assert torch.equal(mine, theirs)  # the seed's first weights
+    training.step()
+    sizes = [head.layers[0].weight.shape[1] for head in training.heads]
+    assert sizes == [12, 8, 6][:deep]
+    assert all(head.layers[0].weight.grad.abs().sum() > 0 for head in training.heads)
 
 
 # ------------------------------------------------------------------------------ training
@@ -187,6 +201,7 @@ def test_a_minute_of_training_teaches_digits_and_says_so(tmp_path, capsys):
         (["--objective", "guess"], "objective must be one of simclr, .*scene, but it is 'guess'"),
         (["--families", "cats"], "families out of .*, got 'cats'"),
         (["--steps", "0"], "steps must be at least 1, but it is 0"),
+        (["--deep", "4"], "deep must be from 1 to 3, but it is 4"),
         (["--crop", "1.5"], "crop must be above 0 and at most 1, but it is 1.5"),
         (["--elsewhere", "2"], "elsewhere must be from 0 to 1, but it is 2.0"),
         (["--colour", "-1"], "colour must be at least 0, but it is -1.0"),

@@ -59,7 +59,7 @@ class DatasetInfo:
     """How to get it, for a dataset that cannot be downloaded."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """The samples of a dataset, as numpy arrays.
 
@@ -69,6 +69,8 @@ class Dataset:
     --------
     >>> from pecil.data import load
     >>> digits = load("digits")
+    >>> digits
+    Dataset('digits', train_x=(1442, 8, 8) uint8, test_x=(355, 8, 8) uint8)
     >>> digits.train_x.shape, digits.train_x.dtype, digits.test_y[:5]
     ((1442, 8, 8), dtype('uint8'), array([5, 0, 9, 8, 7]))
     """
@@ -90,6 +92,12 @@ class Dataset:
     train_files: tuple[str, ...] | None = None
     """Where the samples of an image folder lie in it, such as cat/1.png; else None."""
     test_files: tuple[str, ...] | None = None
+
+    def __repr__(self) -> str:
+        """Return the name and what there is, not the samples themselves."""
+        parts = {"train_x": self.train_x, "test_x": self.test_x}
+        known = (f", {n}={x.shape} {x.dtype}" for n, x in parts.items() if x is not None)
+        return f"Dataset({self.name!r}{''.join(known)})"
 
 
 _DIGITS = "0 1 2 3 4 5 6 7 8 9"

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from pecil.files import written_whole
 from pecil.teachers.base import Recipe
-from pecil.teachers.network import Encoder, Synthetic, save_weights
+from pecil.teachers.network import BLOCKS, Encoder, Synthetic, save_weights
 from pecil.teachers.scenes import FAMILIES, PAINTS, SHAPES, Drawn, check_shares, draw
 
 VIEW = 32  # pixels of a view's side
@@ -43,6 +43,8 @@ class Settings:
     """Channels of the six convolutions."""
     objective: str = "simclr"
     """simclr, barlow or vicreg; or scene: tell shapes, paints, directions, sizes everywhere."""
+    deep: int = 1
+    """How many of the three blocks are taught, each by a head of its own, from the last one."""
     families: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(FAMILIES, 1.0))
     """Families of scenes, and the share of each."""
     pictures: int = 98_304
@@ -74,6 +76,8 @@ class Settings:
             raise ValueError(
                 f"objective must be one of {', '.join(OBJECTIVES)}, but it is {self.objective!r}"
             )
+        if not 1 <= self.deep <= BLOCKS:
+            raise ValueError(f"deep must be from 1 to {BLOCKS}, but it is {self.deep!r}")
         for name in ("pictures", "side", "steps", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, but it is {getattr(self, name)!r}")
@@ -188,7 +192,7 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 class Head(nn.Module):
-    """What makes of an encoder's last maps what the objective needs."""
+    """What makes of a block's maps what the objective needs."""
 
     def __init__(self, channels: int, objective: str) -> None:
         super().__init__()
@@ -205,7 +209,8 @@ class Head(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """Return codes (n, 128), or what is told of each cell (n, kinds, 8, 8)."""
-        out: Tensor = self.layers(maps if self.dense else maps.mean((2, 3)))
+        pooled = F.adaptive_avg_pool2d(maps, CELLS) if self.dense else maps.mean((2, 3))
+        out: Tensor = self.layers(pooled)
         return out.float()
 
 
@@ -228,10 +233,11 @@ class Training:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             self.encoder = Encoder(settings.channels)
-            self.head = Head(settings.channels[-1], settings.objective)
+            ends = settings.channels[::-2][: settings.deep]
+            self.heads = nn.ModuleList(Head(channels, settings.objective) for channels in ends)
         self.encoder.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.head.to(self.device)
-        parameters = [*self.encoder.parameters(), *self.head.parameters()]
+        self.heads.to(self.device)
+        parameters = [*self.encoder.parameters(), *self.heads.parameters()]
         self.optimizer = torch.optim.AdamW(
             parameters, settings.lr, weight_decay=settings.decay, fused=True
         )
@@ -275,15 +281,17 @@ class Training:
             group["lr"] = self.rate()
         x = torch.cat([part.pictures for part in looked])
         with torch.autocast(self.device.type, torch.bfloat16, enabled=has_bfloat16(self.device)):
-            out = self.head(self.encoder(x.contiguous(memory_format=torch.channels_last))[-1])
-        self.loss = self._loss(out, looked, both)
+            maps = self.encoder(x.contiguous(memory_format=torch.channels_last))
+            outs = [head(m) for head, m in zip(self.heads, reversed(maps), strict=False)]
+        losses = [self._loss(out, looked, both) for out in outs]
+        self.loss = torch.stack(losses).sum()
         self.optimizer.zero_grad()
         torch.autograd.backward(self.loss)
         self.optimizer.step()
         self.done += 1
 
     def _loss(self, out: Tensor, looked: Sequence[View], some: Sequence[Tensor]) -> Tensor:
-        """Return the loss of what the head made of two views of some pictures."""
+        """Return the loss of what a head made of two views of some pictures."""
         a, b = out.chunk(2)
         if self.settings.objective == "scene":
             seen, traits = self.drawn.seen, self.drawn.traits
@@ -299,7 +307,7 @@ class Training:
             "settings": json.dumps(asdict(self.settings)),
             "done": self.done,
             "encoder": self.encoder.state_dict(),
-            "head": self.head.state_dict(),
+            "heads": self.heads.state_dict(),
             "optimizer": self.optimizer.state_dict(),
         }
         with written_whole(path) as temporary:
@@ -318,7 +326,7 @@ class Training:
             )
         self.done = state["done"]
         self.encoder.load_state_dict(state["encoder"])
-        self.head.load_state_dict(state["head"])
+        self.heads.load_state_dict(state["heads"])
         self.optimizer.load_state_dict(state["optimizer"])
 
     def export(self, path: Path) -> None:
