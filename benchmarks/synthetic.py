@@ -2,6 +2,7 @@
 
     python benchmarks/synthetic.py usual objectives families ...
     python benchmarks/synthetic.py shipped --datasets cifar10  the weights of the package, by grids
+    python benchmarks/synthetic.py --speed                     how fast they answer on this machine
     python benchmarks/synthetic.py --table                     docs/synthetic-teacher.md
 
 Each line of results/validation/synthetic.jsonl is a teacher: what differs from the usual settings,
@@ -30,17 +31,19 @@ from pecil import WhitenedPEC
 from pecil.bench.tables import with_error
 from pecil.data import DATASETS, load
 from pecil.pec.inputs import to_tensor
-from pecil.teachers import FILTERS, Recipe, Synthetic
-from pecil.teachers.network import load_weights
+from pecil.teachers import FILTERS, FeatureTeacher, Recipe, Synthetic
+from pecil.teachers.network import SHIPPED, load_weights
 from pecil.teachers.scenes import FAMILIES
 from pecil.teachers.synthetic import OBJECTIVES, Settings, train
 
 RESULTS = ROOT / "results" / "validation" / "synthetic.jsonl"
+SPEED = ROOT / "results" / "speed" / "teachers.jsonl"
 PAGE = ROOT / "docs" / "synthetic-teacher.md"
 USUALLY = ("cifar10", "svhn")
 SAMPLES, HELD = 20_000, 5_000  # of a training set: in all, held out
 BESIDE = 4_000  # filters
 CHUNK = 2_000  # samples whose features are made at a time
+ROUNDS = 5  # of a measurement of speed, of which the median counts
 USUAL = Settings(channels=(8, 16, 32, 32, 96, 96), steps=1_000, batch=256, pictures=16_384)
 Names = Sequence[str]
 EVEN = dict.fromkeys(FAMILIES, 1.0)
@@ -141,6 +144,37 @@ def filters_alone(names: Names, device: str) -> Iterator[Row]:
         yield row
 
 
+def speed(device: str) -> Iterator[Row]:
+    """Measure how many pictures a second the weights of the package answer for."""
+    for weights in SHIPPED:
+        for mirror in (False, True):
+            recipe = Synthetic(weights, mirror=mirror, beside=None)
+            for side, n in ((32, CHUNK), (84, CHUNK // 4)):
+                teacher = recipe.teacher((3, side, side), 10**9, 0, torch.device(device))
+                x = torch.rand(n, 3, side, side, device=device)
+                seconds = [_seconds(teacher, x) for _ in range(1 + ROUNDS)][1:]
+                rate = n / float(np.median(seconds))
+                yield {"weights": weights, "mirror": mirror, "side": side, "rate": rate}
+
+
+def _seconds(teacher: FeatureTeacher, x: Tensor) -> float:
+    start = time.perf_counter()
+    float(teacher(x).sum())  # waits for a GPU, too
+    return time.perf_counter() - start
+
+
+def speeds(rows: list[Row]) -> str:
+    """Return the newest speeds on each machine as a table in Markdown."""
+    places = [(mirror, side) for mirror in (False, True) for side in (32, 84)]
+    found = {(r["machine"], r["weights"], r["mirror"], r["side"]): r["rate"] for r in rows}
+    titles = [f"{side}×{side}{', and mirrored' * mirror}" for mirror, side in places]
+    text = ["| machine | weights | " + " | ".join(titles) + " |", "|---|---|" + "---:|" * 4]
+    for machine, weights in dict.fromkeys(key[:2] for key in found):
+        rates = [f"{found[machine, weights, *place]:,.0f}" for place in places]
+        text.append(f"| {machine} | {weights} | {' | '.join(rates)} |")
+    return "\n".join(text)
+
+
 def answers(
     question: str, seed: int, names: Names, device: str, known: Sequence[str]
 ) -> Iterator[Row]:
@@ -184,8 +218,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--datasets", nargs="*", default=USUALLY, choices=USUALLY)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--speed", action="store_true", help="measure the weights' speed")
     parser.add_argument("--table", action="store_true", help="train nothing")
     options = parser.parse_args()
+    if options.speed:
+        where = {"machine": describe(options.device)}
+        keep(SPEED, [where | row for row in speed(options.device)])
     for seed in range(options.seeds if not options.table else 0):
         common = {"seed": seed, "machine": describe(options.device), "samples": SAMPLES}
         for question in options.questions:
@@ -196,6 +234,7 @@ def main() -> None:
                 keep(RESULTS, [{"question": question, **common, **row}])
                 print(json.dumps(row), flush=True)
     put(table(kept(RESULTS)), PAGE, "teachers")
+    put(speeds(kept(SPEED)), PAGE, "speed")
 
 
 if __name__ == "__main__":
