@@ -167,6 +167,7 @@ class TestMistakes:
         ("x", "message"),
         [
             (np.zeros((3, 4)), r"expected images of shape .* found shape \(3, 4\)"),
+            (COLOUR[0], r"a single one, of shape \(12, 9, 3\): give it as x\[None\]"),
             (COLOUR[:0], "expected images, found none"),
             (np.zeros((2, 8, 8, 4), np.uint8), "expected images with 1 or 3 channels, found 4"),
             (np.full((2, 8, 8), np.nan), "NaN"),

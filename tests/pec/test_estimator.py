@@ -54,6 +54,7 @@ def assert_same_up_to_rounding(one, two):
 # ------------------------------------------------------------------ scikit-learn manners
 
 
+@pytest.mark.filterwarnings("ignore:inputs have a root mean square")
 def test_check_estimator():
     expected = {
         "check_methods_subset_invariance": ROUNDING,
@@ -542,6 +543,7 @@ def test_a_failing_teacher_leaves_no_untrained_class(small, clusters):
 @pytest.mark.parametrize("metric", ["plain", "whitened"])
 @pytest.mark.parametrize("batch_size", [1, 2])
 @pytest.mark.parametrize("method", ["fit", "partial_fit"])
+@pytest.mark.filterwarnings("ignore:inputs have a root mean square")
 def test_a_failing_teacher_changes_nothing(method, batch_size, metric, small, clusters, state):
     """Not even a class that was being learned when a later one failed."""
 

@@ -1,6 +1,7 @@
 """What PEC accepts as samples, labels and parameters, and how it refuses the rest."""
 
 import decimal
+import pickle
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.exceptions import DataConversionWarning, NotFittedError
 
-from pecil import PEC
+from pecil import PEC, WhitenedPEC
 from pecil.pec.teacher import CustomTeacher
 
 FLOATS = ["float16", "float32", "float64"]
@@ -137,11 +138,40 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("x", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.filterwarnings("ignore:inputs have a root mean square")
 def test_any_memory_layout(x, small):
     plain = np.array(x.detach().numpy() if isinstance(x, torch.Tensor) else x, order="C")
     y = [0, 1, 0, 1, 0]
     expected = small().fit(plain, y).errors(plain)
     np.testing.assert_array_equal(small().fit(x, y).errors(x), expected)
+
+
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+@pytest.mark.parametrize("kind", [PEC, WhitenedPEC])
+def test_inputs_of_a_scale_that_no_teacher_is_made_for_are_told(kind, method):
+    x, y = np.random.default_rng(0).normal(scale=100, size=(20, 5)), [0, 1] * 10
+    size = {"teacher_width": 20} if kind is PEC else {"dim": 9}
+    with pytest.warns(UserWarning, match=r"root mean square of [\d.]+, where about 1 is expected"):
+        getattr(kind(**size), method)(x, y)
+    getattr(kind(**size, std=100), method)(x, y)
+    WhitenedPEC(teacher="identity").fit(x, y)  # which measures them itself
+
+
+@pytest.mark.parametrize("kind", ["uint8", "float64"])
+def test_bytes_and_the_same_numbers_of_another_kind_are_not_mixed(kind, small, tmp_path):
+    """The one are divided by 255, the others are not."""
+    x = np.random.default_rng(0).integers(0, 256, (20, 5)).astype(kind)
+    other = x.astype({"uint8": "float64", "float64": "uint8"}[kind])
+    model = small(**({} if kind == "uint8" else {"std": 255})).fit(x, [0, 1] * 10)
+    model.save(tmp_path / "model.pecil")
+    for one in (model, pickle.loads(pickle.dumps(model)), PEC.load(tmp_path / "model.pecil")):
+        for wrong in (other, torch.from_numpy(other)):
+            with pytest.raises(ValueError, match=r"X is.* uint8, which is divided by 255"):
+                one.predict(wrong)
+            with pytest.raises(ValueError, match="what PEC learned from was.* uint8"):
+                one.partial_fit(wrong, [0, 1] * 10)
+    if kind == "uint8":
+        np.testing.assert_allclose(model.errors(other / 255), model.errors(x), rtol=1e-5)
 
 
 def test_names_of_columns_are_remembered(small):
@@ -527,6 +557,15 @@ def test_numpy_numbers_are_parameters_too(architecture, name, small, clusters, s
 def test_a_missing_gpu_is_said_to_be_missing(small):
     with pytest.raises(ValueError, match="device .*'cuda'"):
         small(device="cuda").fit(np.ones((2, 5)), ["a", "b"])
+
+
+@pytest.mark.parametrize("device", ["meta", "tpu", 1.5])
+@pytest.mark.parametrize("kind", [PEC, WhitenedPEC])
+def test_other_devices_are_refused(kind, device):
+    with pytest.raises(
+        ValueError, match=f"device must be 'auto', 'cpu' or 'cuda', but it is .*{device}"
+    ):
+        kind(device=device).fit(np.ones((2, 5)), ["a", "b"])
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_digits
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.exceptions import NotFittedError
+from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -97,6 +99,7 @@ def separate(y, *labels):
 
 
 @pytest.mark.parametrize("teacher", ["auto", "relu"])
+@pytest.mark.filterwarnings("ignore:inputs have a root mean square")
 def test_check_estimator(teacher):
     expected = {
         "check_methods_sample_order_invariance": ROUNDING,
@@ -555,10 +558,23 @@ def test_all_predictions_agree(n_classes, clusters):
     if n_classes == 2:
         np.testing.assert_allclose(decision, scores[:, 1] - scores[:, 0])
     else:
-        np.testing.assert_array_equal(decision, -errors)
+        np.testing.assert_array_equal(decision, scores)
     np.testing.assert_array_equal(model.novelty(x), errors.min(1))
     np.testing.assert_array_equal(model.score_samples(x), -errors.min(1))
     assert model.score(x, y) == np.mean(predicted == np.array(y))
+
+
+def test_more_features_than_there_is_room_for_are_refused(clusters):
+    with pytest.raises(MemoryError, match=r"10,000,000 features.* GiB.*give less memory or a smal"):
+        make(dim=10**7).fit(*clusters())
+
+
+def test_decisions_can_be_calibrated():
+    """They leave out what a sample is for all classes alike, which would drown one against rest."""
+    x, y = load_digits(return_X_y=True)
+    model = make(dim=300, mean=8, std=8).fit(x[:400], y[:400])
+    calibrated = CalibratedClassifierCV(FrozenEstimator(model)).fit(x[400:1000], y[400:1000])
+    assert calibrated.score(x[1000:], y[1000:]) > model.score(x[1000:], y[1000:]) - 0.02
 
 
 def test_errors_are_whitened_distances(clusters):
@@ -731,6 +747,18 @@ def test_a_threshold_does_not_hang_on_a_few_errors():
         if k >= 200 and k % 50 == 0 or k in (320, 1440):
             rejected = (model.predict(x[1450:], reject_as=-1) == -1).mean()
             assert rejected < 0.2, k
+
+
+@pytest.mark.parametrize("dim", [None, 300])
+def test_a_threshold_from_few_samples_of_many_classes(dim):
+    """The first classes were measured by a covariance that hardly knew anything."""
+    x, y = load_digits(return_X_y=True)
+    known = y < 8
+    few = known & (np.arange(len(y)) < 600)
+    model = make(dim=dim, mean=8, std=8).fit(x[few], y[few])
+    novel = model.predict(x[1000:], reject_as=-1) == -1
+    assert 0.005 < novel[known[1000:]].mean() < 0.15
+    assert novel[~known[1000:]].mean() > 2 * novel[known[1000:]].mean()
 
 
 def test_a_threshold_from_one_lesson_accepts_what_was_asked_for(clusters):

@@ -251,6 +251,11 @@ class _Extractor:
                     "expected images of shape (n, h, w), (n, h, w, c) or (n, c, h, w), found shape "
                     f"{tuple(part.shape)}"
                 )
+            if part is block and part.ndim == 3 and part.shape[2] in (3, 4):
+                raise ValueError(
+                    "expected images of shape (n, h, w, c), found what looks like a single one, of "
+                    f"shape {tuple(part.shape)}: give it as x[None]"
+                )
         unknown = SimpleNamespace()  # takes note of the shape, which may differ from the last
         return [check_samples(unknown, p, reset=True, layout=self.layout) for p in parts]
 

@@ -5,7 +5,7 @@ import copy
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -171,7 +171,7 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
             The share of known samples to be accepted.
         """
         check_is_fitted(self, "classes_")
-        if not 0 <= quantile <= 1:
+        if not isinstance(quantile, Real) or not 0 <= quantile <= 1:
             raise ValueError(f"quantile must be between 0 and 1, but it is {quantile!r}")
         self.threshold_ = self._threshold(quantile) if X is None else self._from(X, quantile)
         return self
@@ -182,17 +182,19 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
     def _threshold(self, quantile: float | None = None) -> float:
         if quantile is None and hasattr(self, "threshold_"):
             return self.threshold_
-        latest = [
-            errors[-max(1, seen // 4) :]
-            for errors, seen in zip(self._recent, self._seen, strict=True)
-        ]
-        if not sum(map(len, latest)):
+        latest = self._latest()
+        if not len(latest):
             raise ValueError(
                 "too few samples were learned to tell the ordinary from the novel: calibrate(X) "
                 "with samples of known classes"
             )
         share = ACCEPTED if quantile is None else quantile
-        return float(np.quantile(np.concatenate(latest), share))
+        return float(np.quantile(latest, share))
+
+    def _latest(self) -> NDArray[np.float64]:
+        """Return the errors that the last quarter of each class's samples had."""
+        each = zip(self._recent, self._seen, strict=True)
+        return np.concatenate([errors[-max(1, seen // 4) :] for errors, seen in each])
 
     # ------------------------------------------------------------- forgetting, saving
 
@@ -232,12 +234,13 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
         """Where the model lives."""
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        refused = f"device must be 'auto', 'cpu' or 'cuda', but it is {self.device!r}"
         try:
             device = torch.device(self.device)
         except (RuntimeError, TypeError) as error:
-            raise ValueError(
-                f"device must be 'auto', 'cpu', 'cuda' or the like, but it is {self.device!r}"
-            ) from error
+            raise ValueError(refused) from error
+        if device.type not in ("cpu", "cuda"):
+            raise ValueError(refused)
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device is {self.device!r}, but there is no GPU that torch can use")
         return device
@@ -296,7 +299,7 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
         self._slots[label] = len(self._labels)
         self._labels.append(label)
         self._seen.append(0)
-        self._recent.append(np.empty(0))
+        self._recent.append(self.NO_ERRORS)
         return self._slots[label]
 
     def _remove_class(self, slot: int) -> None:
@@ -310,10 +313,11 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
         if hasattr(self, "threshold_"):
             del self.threshold_
 
-    def _remember(self, slot: int, errors: torch.Tensor) -> None:
+    NO_ERRORS: NDArray[np.float64] = np.empty(0)
+
+    def _remember(self, slot: int, errors: NDArray[np.float64]) -> None:
         """Keep the latest errors of a class, each taken before its sample was learned."""
-        latest = errors[-RECENT:].double().cpu().numpy()
-        self._recent[slot] = np.concatenate([self._recent[slot], latest])[-RECENT:]
+        self._recent[slot] = np.concatenate([self._recent[slot], errors])[-RECENT:]
 
     def _name_classes(self) -> None:
         """Bring ``classes_`` up to date: sorted where labels can be, else by arrival."""

@@ -20,8 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from pecil.pec.base import ErrorClassifier, count, grouped, one_of
-from pecil.pec.inputs import check_labels, check_samples
+from pecil.pec.base import RECENT, ErrorClassifier, count, grouped, one_of
+from pecil.pec.inputs import LOOKED_AT, check_labels, check_samples, warn_of_scale
 from pecil.pec.machine import most, one_thread, uninterrupted
 from pecil.pec.networks import ACTIVATIONS, INITS, KINDS, Architecture
 from pecil.pec.students import LONG, Lesson, Moment, Students, in_time
@@ -250,6 +250,7 @@ class PEC(ErrorClassifier):
             raw = check_samples(self, X, reset=True, layout=self.channels)
             groups = grouped(check_labels(y, len(raw)))
             self._start()
+            warn_of_scale(self._tensor(raw[:LOOKED_AT]))
             cut = min(map(len, groups.values())) if self.equal_budgets is True else None
             plans = {label: self._plan(len(at), cut) for label, at in groups.items()}
             self._expected = {label: len(order) for label, (order, _) in plans.items()}
@@ -278,6 +279,7 @@ class PEC(ErrorClassifier):
             groups = grouped(check_labels(y, len(raw)))
             if first:
                 self._start()
+                warn_of_scale(self._tensor(raw[:LOOKED_AT]))
             plans = {label: self._continued(label, len(at)) for label, at in groups.items()}
             with one_thread(len(raw) < LONG and self._small):
                 return self._learn(raw, groups, plans)
@@ -345,7 +347,8 @@ class PEC(ErrorClassifier):
             for slot, errors in totals.items():
                 self._seen[slot] += len(errors)
                 if not self._whitened:
-                    self._remember(slot, errors / len(self._pairs))
+                    mean = errors[-RECENT:].double().cpu().numpy() / len(self._pairs)
+                    self._remember(slot, mean)
             if len(self._labels) > known:
                 self._name_classes()
         return self

@@ -13,6 +13,8 @@ from torch import Tensor
 
 CHANNELS = (1, 3, 4)  # what "auto" takes for a channel axis
 LARGEST = 1e8  # squares of squares of inputs must stay within float32
+BEYOND = 2.0  # magnitudes above it are no bytes over 255
+USUAL, LOOKED_AT = 5.0, 256  # root mean square of inputs, and of how many samples
 
 Raw = NDArray[Any] | Tensor
 
@@ -50,6 +52,7 @@ def check_samples(estimator: Any, X: Any, *, reset: bool, layout: str) -> Raw:
     if reset:
         estimator.input_shape_ = shape
         estimator.n_features_in_ = int(np.prod(shape))
+        estimator._range = _range(raw, largest)
         if not table and hasattr(estimator, "feature_names_in_"):
             del estimator.feature_names_in_
     elif shape != estimator.input_shape_:
@@ -57,7 +60,33 @@ def check_samples(estimator: Any, X: Any, *, reset: bool, layout: str) -> Raw:
             f"X has samples of shape {shape}, but {type(estimator).__name__} is expecting "
             f"{estimator.input_shape_} (images as channels, height, width)"
         )
+    elif {getattr(estimator, "_range", ""), _range(raw, largest)} == {"bytes", "beyond"}:
+        learned, came = ("", " not") if estimator._range == "bytes" else (" not", "")
+        raise ValueError(
+            f"X is{came} uint8, which is divided by 255, and has numbers up to {largest:.3g}, but "
+            f"what {type(estimator).__name__} learned from was{learned} uint8: give it numbers of "
+            "the same kind"
+        )
     return raw
+
+
+def _range(raw: Raw, largest: float) -> str:
+    """Tell inputs apart of which some are divided by 255 and others are not."""
+    if raw.dtype in (torch.uint8, np.uint8):
+        return "bytes"
+    return "beyond" if largest > BEYOND else ""
+
+
+def warn_of_scale(x: Tensor) -> None:
+    """Warn if inputs, as the model sees them, are far larger than what it is made for."""
+    size = float(x[:LOOKED_AT].square().mean().sqrt())
+    if size > USUAL:
+        warnings.warn(
+            f"inputs have a root mean square of {size:.3g}, where about 1 is expected: scale them, "
+            "or give mean and std",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _dimensions(X: Any) -> int:

@@ -21,7 +21,7 @@ from pecil.teachers import Filters, Identity, RandomFeatures, Synthetic
 if TYPE_CHECKING:
     from pecil.pec.base import ErrorClassifier
 
-FORMAT = 1
+FORMAT = 2
 Model = TypeVar("Model", bound="ErrorClassifier")
 RECIPES: dict[str, Any] = {
     recipe.__name__: recipe for recipe in (Filters, Identity, RandomFeatures, Synthetic)
@@ -51,6 +51,7 @@ def save(model: "ErrorClassifier", path: str | os.PathLike[str], *, optimizer: b
         "labels": [_encode(label) for label in model._labels],
         "seen": model._seen,
         "recent": [len(errors) for errors in recent],
+        "range": getattr(model, "_range", ""),
         "optimizer": optimizer,
         "teachers": [teacher.checksum for teacher in model._teachers],
         **_with_labels(values, _encode),
@@ -117,6 +118,7 @@ def _made(
     model.n_features_in_ = int(np.prod(model.input_shape_))
     if about["feature_names"]:
         model.feature_names_in_ = np.asarray(about["feature_names"], dtype=object)
+    model._range = about["range"]
     model.random_state = about["seed"]
     model._check_parameters()
     model._start()
@@ -193,10 +195,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if _digest(text, tensors) != digest:
         raise ModelFileError(f"{path} is damaged: its content does not match its checksum")
     about = json.loads(text)
-    if about["format"] > FORMAT:
+    if about["format"] != FORMAT:
+        whose = "a newer" if about["format"] > FORMAT else "an older"
         raise ModelFileError(
-            f"{path} has format {about['format']}, written by a newer pecil; this one reads "
-            f"up to {FORMAT}"
+            f"{path} has format {about['format']}, written by {whose} pecil; this one reads "
+            f"format {FORMAT}"
         )
     return about, tensors
 

@@ -27,11 +27,11 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from pecil.pec.base import NOTHING, ErrorClassifier, count, grouped, one_of
-from pecil.pec.inputs import check_labels, check_samples
+from pecil.pec.inputs import LOOKED_AT, check_labels, check_samples, warn_of_scale
 from pecil.pec.machine import in_full, most, one_thread, uninterrupted
 from pecil.pec.scatter import Scatter
 from pecil.pec.teacher import CustomTeacher
-from pecil.teachers import RECIPES, FeatureTeacher, Filters, Recipe, Synthetic
+from pecil.teachers import RECIPES, FeatureTeacher, Filters, RandomFeatures, Recipe, Synthetic
 from pecil.teachers.base import weights_of
 
 FOR_PICTURES, OTHERWISE = 11_200_000, 1_000_000  # numbers that a model holds by default
@@ -41,6 +41,7 @@ HELD = 4096  # samples whose features are held at a time
 GAUGED = 128  # samples of a class whose errors are taken in one call
 FEW = 16  # of a small first batch are measured
 GAUGE_EVERY = 8  # single samples: one in so many
+ENOUGH = 32  # errors for a threshold, even if some were measured long ago
 TEMPERS = np.geomspace(0.05, 2, 60)  # of predict_proba, in question
 USUAL_TEMPER, PRIOR_WEIGHT = 0.4, 4.0  # where and how firmly the temper starts
 TEACHER = 0  # use of the seed
@@ -70,7 +71,9 @@ class WhitenedPEC(ErrorClassifier):
         the covariance, ``expected_classes`` means and the teacher's weights, if it has any, fit.
         By default 11.2 million for pictures but drawings, else 1 million.
     dim : int, optional
-        D itself, instead of ``memory``. "identity" and a callable have a D of their own.
+        D itself, instead of ``memory``; of images what fits into it, since each filter gives
+        several features. "identity" has a D of its own whatever is asked for, and so has a
+        callable, with which neither may be given.
     expected_classes : int
         Classes that ``memory`` is to hold; more may come, each takes D numbers.
     mirror : bool, optional
@@ -198,6 +201,8 @@ class WhitenedPEC(ErrorClassifier):
             groups = grouped(check_labels(y, len(raw)))
             if first:
                 self._start()
+                if isinstance(self._recipe(), RandomFeatures):
+                    warn_of_scale(self._tensor(raw[:LOOKED_AT]))
             elif len(raw) > self._held():
                 self._keep_the_old()
             with one_thread(self._small(len(raw))):
@@ -278,7 +283,8 @@ class WhitenedPEC(ErrorClassifier):
             return
         means = self._scatter.means
         squares = factor.quadratic(features - means[slot])
-        self._remember(slot, squares * (factor.scale / self.dim_))
+        errors = (squares * (factor.scale / self.dim_)).cpu().numpy()
+        self._remember(slot, np.stack([errors, np.full(len(errors), factor.total)], 1))
         if len(means) > 1:
             weights = factor.weights() * factor.scale
             scores = (features - means.mean(0)) @ weights.T
@@ -286,6 +292,20 @@ class WhitenedPEC(ErrorClassifier):
             tempered = scores.unsqueeze(2) * torch.from_numpy(TEMPERS).to(scores.device)
             surest = tempered.softmax(1).amax(1).sum(0).cpu().numpy()
             self._excess += surest - int((scores.argmax(1) == slot).sum())
+
+    NO_ERRORS = np.empty((0, 2))
+    """Of errors, each with the number of samples in the covariance that measured it."""
+
+    def _latest(self) -> NDArray[np.float64]:
+        """Return errors measured by a covariance of at least a quarter of all samples, if enough.
+
+        A covariance of few samples measures badly, most of all classes that it does not know.
+        """
+        errors, samples = super()._latest().T
+        if len(errors) <= ENOUGH:
+            return errors
+        least = min(self._scatter.total / 4, np.partition(samples, -ENOUGH)[-ENOUGH])
+        return errors[samples >= least]
 
     # ---------------------------------------------------------------------- scoring
 
@@ -349,12 +369,9 @@ class WhitenedPEC(ErrorClassifier):
         return -0.5 * relative[:, self._columns]
 
     def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Return the negative errors; of two classes the difference, positive for the second."""
-        check_is_fitted(self, "classes_")
-        if len(self.classes_) == 2:
-            scores = self.discriminants(X)
-            return scores[:, 1] - scores[:, 0]
-        return -self.errors(X)
+        """Return the discriminants; of two classes the difference, positive for the second."""
+        scores = self.discriminants(X)
+        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """Return class probabilities: a softmax of the discriminants, tempered to be calibrated.
@@ -400,7 +417,7 @@ class WhitenedPEC(ErrorClassifier):
         self._scatter.merge(other._scatter, slots)
         for slot, recent in zip(slots, other._recent, strict=True):
             self._seen[slot] = self._scatter.counts[slot]
-            self._remember(slot, torch.from_numpy(recent))
+            self._remember(slot, recent)
         self._excess = self._excess + other._excess
         self._name_classes()
         return self
@@ -506,11 +523,19 @@ class WhitenedPEC(ErrorClassifier):
     def _start(self) -> None:
         self._set_up()
         recipe = self._recipe()
-        if hasattr(recipe, "teacher"):
-            dim, seed = self._dim(recipe), self._seed(TEACHER, 0)
-            self._begin(recipe.teacher(self.input_shape_, dim, seed, self.device_))
-        else:
+        if not hasattr(recipe, "teacher"):
             self._begin(CustomTeacher(recipe, self.input_shape_, self.device_))
+            return
+        dim, seed = self._dim(recipe), self._seed(TEACHER, 0)
+        try:
+            self._begin(recipe.teacher(self.input_shape_, dim, seed, self.device_))
+        except RuntimeError as error:
+            if "memory" not in str(error):
+                raise
+            raise MemoryError(
+                f"{dim:,} features, whose covariance takes {dim**2 / 2**28:,.1f} GiB, need more "
+                "room than there is: give less memory or a smaller dim"
+            ) from error
 
     def _begin(self, teacher: FeatureTeacher | CustomTeacher) -> None:
         self._teacher = teacher
