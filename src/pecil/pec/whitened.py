@@ -51,9 +51,10 @@ class WhitenedPEC(ErrorClassifier):
     """Learn classes from a single pass, exactly: no learning rate, no buffer, no forgetting.
 
     A frozen teacher turns a sample into D features; a class is the mean of its features, and
-    all classes share one covariance. The class with the smallest whitened error wins. The model
-    does not depend on the order of the samples or on how they come in batches (beyond rounding),
-    and models trained apart, on any samples, merge into what training together gives.
+    all classes share one covariance. The class with the smallest whitened error wins. Errors
+    do not depend on the order of the samples or on how they come in batches (beyond rounding),
+    and models trained apart, on any samples, merge into what training together gives; only the
+    temper of probabilities and the novelty threshold rest on what was met on the way.
 
     Parameters
     ----------
