@@ -183,7 +183,7 @@ def figure_points(name: str, runs: Runs) -> str:
         return "Not run yet."
     lines = [
         (
-            *(title_of(curve), dataset_title(dataset), split, f"{point.x:,g}"),
+            *(title_of(curve), dataset_title(dataset), split, f"{point.x:,.9g}"),
             *(f"{point.accuracy:.2f} ± {point.error:.2f}", str(point.seeds)),
             "tables" if point.usual else "",
         )
