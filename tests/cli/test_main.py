@@ -3,9 +3,11 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from pecil import cli
 
@@ -33,6 +35,7 @@ from pecil import cli
             "one of auto, mlp, conv, linear, but",
         ),
         ("fit digits -o m.pecil --device abacus", "expected auto, cpu, cuda, ..., got 'abacus'"),
+        ("fit digits -o m.pecil --device meta", "expected auto, cpu, cuda, ..., got 'meta'"),
         ("fit digits -o m.pecil --label kind", "label='kind' is for CSV"),
         (
             "fit digits -o m.pecil --lr 0.1",
@@ -93,6 +96,8 @@ def test_a_users_mistake_is_one_paragraph_and_exit_code_1(
         "fly",
         "fit digits",
         "fit digits -o m.pecil --lr fast",
+        "fit digits -o m.pecil --standardise --set mean=0.5",
+        "fit digits -o m.pecil --standardise --set std=0.5",
         "fit digits -o m.pecil --method er",
         "run pec digits --seed 1 --seeds 2",
         "run pec digits --set lr",
@@ -103,6 +108,47 @@ def test_a_command_that_is_not_understood_is_exit_code_2(line, pecil):
     code, out, err = pecil(*line.split())
     assert (code, out) == (2, "")
     assert "Usage" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory:\n  you tried"), None),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9"), None),
+        (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"), None),
+        (MemoryError("the teacher needs 9 GiB"), None),
+        (MemoryError(), "pecil: MemoryError\n"),
+        (NotImplementedError("Could not run 'aten::qr'"), None),
+    ],
+)
+def test_what_a_machine_cannot_do_is_one_line(error, line, monkeypatch, pecil):
+    def command(**_):
+        raise error
+
+    monkeypatch.setattr(cli, "app", command)
+    expected = line or f"pecil: {' '.join(str(error).split())}\n"
+    assert pecil() == (1, "", expected)
+
+
+def test_a_mistake_in_the_program_keeps_its_traceback(monkeypatch):
+    def command(**_):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(cli, "app", command)
+    with pytest.raises(RuntimeError, match="illegal"):
+        cli.main([])
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_warning_is_one_line(monkeypatch, pecil):
+    def command(**_):
+        warnings.warn("inputs are large:\n  scale them", stacklevel=1)
+        sys.exit()
+
+    monkeypatch.setattr(cli, "app", command)
+    usual = warnings.showwarning
+    assert pecil() == (0, "", "pecil: warning: inputs are large: scale them\n")
+    assert warnings.showwarning is usual
 
 
 def test_version(pecil):

@@ -4,6 +4,7 @@ import sys
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from arguments import SMALL, WHITENED, samples
@@ -145,9 +146,10 @@ def test_predictions_as_a_csv_file_and_on_standard_output(tmp_path, data, model,
     assert {row["label"] for row in rows} == {"a", "b"}
     assert all(float(row["novelty"]) > 0 for row in rows)
 
-    code, printed, _ = pecil("predict", model, data("ab"), "--novelty")
+    code, printed, err = pecil("predict", model, data("ab"), "--novelty")
     assert code == 0
     assert printed == out_csv.read_text()
+    assert re.search(r"accuracy +[\d.]+ %\n", out)[0] == err
 
 
 def test_samples_without_labels_get_the_same_predictions(tmp_path, data, model, ok, pecil):
@@ -219,6 +221,198 @@ def test_a_table_with_a_chosen_column_of_labels(tmp_path, data, ok, pecil):
     code, _, err = pecil("fit", table, "-o", tmp_path / "m.pecil", "--label", "colour")
     assert code == 1
     assert "colour" in err
+
+
+def write_table(path, x, y=None, names=tuple("stuvwxyz")):
+    columns = dict(zip(names, x.T, strict=False)) | ({} if y is None else {"label": y})
+    pd.DataFrame(columns).to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """Write a table, the same with its columns the other way round, and as plain arrays."""
+    x, y = samples(list("ab"))
+    forth = write_table(tmp_path / "forth.csv", x, y)
+    back = write_table(tmp_path / "back.csv", x[:, ::-1], y, names=tuple("zyxwvuts"))
+    np.savez(tmp_path / "plain.npz", x=x, y=y)
+    return forth, back, tmp_path / "plain.npz"
+
+
+def errors(model, x):
+    """Give a model samples without names, as tensors are."""
+    return load(model).errors(torch.from_numpy(x))
+
+
+@pytest.mark.parametrize("options", [SMALL, WHITENED])
+def test_columns_are_known_by_their_names(tmp_path, tables, ok, options):
+    models = [tmp_path / f"{k}.pecil" for k in range(3)]
+    ok("fit", tables[0], "-o", models[0], *options)
+    assert load(models[0]).feature_names_in_.tolist() == list("stuvwxyz")
+    predicted = [ok("predict", models[0], table, "--novelty") for table in tables]
+    assert predicted[0] == predicted[1] == predicted[2]
+    for model, table in zip(models[::-1], tables[::-1], strict=True):
+        ok("learn", models[0], table, "-o", model)
+    x, _ = samples(list("ab"), seed=1)
+    for model in models:
+        assert load(model).samples_seen_ == {"a": 60, "b": 60}
+        assert np.array_equal(errors(model, x), errors(models[0], x))
+    assert load(models[0]).feature_names_in_.tolist() == list("stuvwxyz")
+
+
+def test_columns_that_are_not_those_of_the_model_are_named(tmp_path, tables, pecil, ok):
+    model, other = tmp_path / "model.pecil", tmp_path / "other.csv"
+    ok("fit", tables[0], "-o", model, *SMALL)
+    before, (x, y) = model.read_bytes(), samples(list("ab"))
+    for names, message in (
+        ("stuvwxy", "found them without 'z' ("),
+        ("stuvwxyzq", "found them with 'q' (--label names"),
+        ("stuvwpyq", "found them without 'x', 'z', with 'p', 'q' ("),
+    ):
+        write_table(other, np.hstack([x, x])[:, : len(names)], y, names)
+        for command in ("learn", "predict"):
+            code, out, err = pecil(command, model, other)
+            assert (code, out) == (1, "")
+            assert f"{other}: expected the columns that the model learned from, {message}" in err
+    assert model.read_bytes() == before
+
+
+def test_a_model_of_plain_arrays_takes_the_columns_of_a_table_as_they_come(tmp_path, tables, ok):
+    model = tmp_path / "model.pecil"
+    ok("fit", tables[2], "-o", model, *SMALL)
+    assert ok("predict", model, tables[0]) == ok("predict", model, tables[2])
+    ok("learn", model, tables[0])
+    assert not hasattr(load(model), "feature_names_in_")
+
+
+def test_models_of_other_columns_are_not_merged(tmp_path, tables, ok, pecil):
+    paths = [tmp_path / f"{k}.pecil" for k in range(3)]
+    for table, path in zip(tables, paths, strict=True):
+        ok("fit", table, "-o", path, *WHITENED)
+    code, _, err = pecil("merge", *paths[:2], "-o", tmp_path / "merged.pecil")
+    assert code == 1
+    assert "1.pecil: it learned from the columns 'z', 'y', 'x', 'w', 'v', 'u', 't', 's', not" in err
+    assert len(ok("merge", paths[0], paths[2], "-o", tmp_path / "merged.pecil")["classes"]) == 2
+
+
+@pytest.mark.parametrize("known", [np.array([0, 1]), np.array([0.0, 1.0]), np.array(["0", "1"])])
+@pytest.mark.parametrize("come", [np.array([0, 1, 2]), np.array(["0", "1", "2"])])
+def test_a_label_is_known_however_it_is_written(tmp_path, ok, pecil, known, come):
+    model, other, more = (tmp_path / name for name in ("a.pecil", "b.pecil", "more.npz"))
+    x, y = samples(list("abc"))
+    codes = np.searchsorted(list("abc"), y)
+    np.savez(tmp_path / "first.npz", x=x[y < "c"], y=known[codes[y < "c"]])
+    np.savez(more, x=x, y=come[codes])
+    ok("fit", tmp_path / "first.npz", "-o", model, *WHITENED)
+    told = ok("predict", model, more)["accuracy"]
+    assert told == np.mean(load(model).predict(x).astype(float) == codes) > 0.5
+    learned = ok("learn", model, more)
+    assert [c["samples"] for c in learned["classes"]] == [60, 60, 30]
+    assert [c["label"] for c in learned["classes"]] == [*known.tolist(), come.tolist()[2]]
+    assert ok("predict", model, more)["accuracy"] > 0.8
+
+    ok("fit", more, "-o", other, *WHITENED)
+    code, _, err = pecil("merge", model, other, "-o", other)
+    alike = (known.dtype.kind == "U") == (come.dtype.kind == "U")
+    assert code == (0 if alike else 1)
+    assert alike or "give both labels of one kind" in err
+
+
+def test_labels_that_are_known_both_ways_stay_what_they_are(tmp_path, ok):
+    x, _ = samples(list("ab"))
+    WhitenedPEC(memory=2000).fit(x, [1, "1"] * 30).save(tmp_path / "model.pecil")
+    for y, counts in ((np.ones(60, int), [90, 30]), (np.array(["1"] * 60), [90, 90])):
+        np.savez(tmp_path / "more.npz", x=x, y=y)
+        learned = ok("learn", tmp_path / "model.pecil", tmp_path / "more.npz")
+        assert [(c["label"], c["samples"]) for c in learned["classes"]] == [
+            *zip([1, "1"], counts, strict=True)
+        ]
+
+
+def standardised(x, axes):
+    return x.mean(axes), np.where(np.ptp(x, axes) == 0, 1, x.std(axes))
+
+
+@pytest.mark.parametrize("options", [SMALL, WHITENED])
+def test_features_are_standardised(tmp_path, ok, pecil, options):
+    x, y = samples(list("ab"))
+    x = x * 10.0 ** np.arange(8) + 7
+    x[:, 3] = 0.1
+    np.savez(tmp_path / "x.npz", x=x, y=y)
+    mean, std = standardised(x, 0)
+    fitted = ok("fit", tmp_path / "x.npz", "-o", tmp_path / "m.pecil", "--standardise", *options)
+    for name, expected in (("mean", mean), ("std", std)):
+        np.testing.assert_allclose(fitted["settings"][name], expected, rtol=1e-5)
+    assert fitted["settings"]["std"][3] == 1
+    learned = ok("learn", tmp_path / "m.pecil", tmp_path / "x.npz")
+    assert all(learned["settings"][name] == fitted["settings"][name] for name in ("mean", "std"))
+    code, out, _ = pecil("info", tmp_path / "m.pecil")
+    assert code == 0
+    assert re.search(r"\nmean +\S+, \S+, \S+, 0.1 and 4 more\n", out)
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+def test_channels_are_standardised(tmp_path, ok, kind, first):
+    random = np.random.default_rng(0)
+    x = random.integers(0, 256, (1200, 4, 5, 3)) // [1, 2, 300]
+    np.savez(
+        tmp_path / "x.npz", x=np.moveaxis(x, 3, 1 if first else 3).astype(kind), y=x[:, 0, 0, 0]
+    )
+    mean, std = standardised(x / (255 if kind is np.uint8 else 1), (0, 1, 2))
+    options = ["--method", "pec", "--standardise", "--set", "output_dim=3", "--teacher-width", "9"]
+    fitted = ok("fit", tmp_path / "x.npz", "-o", tmp_path / "m.pecil", *options)
+    np.testing.assert_allclose(fitted["settings"]["mean"], mean, rtol=1e-6)
+    np.testing.assert_allclose(fitted["settings"]["std"], std, rtol=1e-6)
+    assert fitted["settings"]["std"][2] == 1
+
+
+def test_grey_images_are_standardised_as_a_whole_and_before_the_datasets_own(tmp_path, ok):
+    settings = ok("fit", "digits", "-o", tmp_path / "m.pecil", "--standardise")["settings"]
+    pixels = load_data("digits").train_x / 255
+    np.testing.assert_allclose(settings["mean"], [pixels.mean()])
+    np.testing.assert_allclose(settings["std"], [pixels.std()])
+
+
+def test_help_says_what_inputs_should_be(pecil):
+    code, out, _ = pecil("fit", "--help")
+    assert code == 0
+    assert "order one" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("channels", ["auto", "first", "last"])
+def test_grey_images_are_made_colour_for_a_model_of_colour_images(tmp_path, ok, channels):
+    random, model = np.random.default_rng(0), tmp_path / "model.pecil"
+    grey, y = random.integers(0, 256, (40, 6, 7), dtype=np.uint8), np.arange(40) % 2
+    axis = 1 if channels == "first" else 3
+    colour = np.stack([grey] * 3, axis=axis)
+    for name, x in (("grey", grey), ("colour", colour)):
+        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+    options = [*SMALL[:-2], "--set", "output_dim=5", "--set", f"channels={channels}"]
+    ok("fit", tmp_path / "colour.npz", "-o", model, *options)
+    predicted = [
+        ok("predict", model, tmp_path / f"{n}.npz", "--novelty") for n in ("grey", "colour")
+    ]
+    assert predicted[0] == predicted[1]
+    for name in ("grey", "colour"):
+        ok("learn", model, tmp_path / f"{name}.npz", "-o", tmp_path / f"{name}.pecil")
+    learned = [load(tmp_path / f"{name}.pecil").errors(colour) for name in ("grey", "colour")]
+    assert np.array_equal(*learned)
+
+
+def test_images_of_another_size_than_the_models_say_what_to_do(tmp_path, pictures, ok, pecil):
+    model, other = tmp_path / "model.pecil", tmp_path / "other"
+    ok("fit", pictures, "-o", model, "--method", "pec", "--teacher-width", "9")
+    before = model.read_bytes()
+    (other / "red").mkdir(parents=True)
+    for mode, text in (("RGB", "9x8x3"), ("L", "9x8")):
+        Image.new(mode, (8, 9)).save(other / "red" / "0.png")
+        for command in ("learn", "predict"):
+            code, _, err = pecil(command, model, other)
+            assert code == 1
+            assert f"images are {text}, but the model learned from 12x10 (height x width)" in err
+            assert "resize them" in err and "pecil features --size" in err
+    assert model.read_bytes() == before
 
 
 def test_merged_models_know_the_classes_of_all(tmp_path, data, model, ok, pecil):

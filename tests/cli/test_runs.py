@@ -66,6 +66,13 @@ def test_run_skips_what_is_finished_unless_told_otherwise(ok, pecil, data):
     assert (changed["dataset"], changed["key"] != before["key"]) == (str(own), True)
 
 
+def test_data_without_a_test_part_says_how_to_give_one(data, pecil):
+    code, out, err = pecil("run", "nearest_mean", data("ab"))
+    assert (code, out) == (1, "")
+    assert "no test part to measure an accuracy on: expected folders train/ and test/" in err
+    assert "train_x, train_y, test_x and test_y in an .npz" in err
+
+
 def test_passes_and_buffer_are_part_of_the_experiment(ok, pecil):
     common = ("run", "finetuning", "digits", "--set", "hidden=[5]")
     (once,), (twice,) = ok(*common), ok(*common, "--epochs", 2)

@@ -133,6 +133,7 @@ def test_missing_data_says_how_to_get_it(folder, name):
     message = str(error.value)
     assert str(folder / f"{parent.name}.npz") in message and "PECIL_DATA" in message
     expected = "pecil[hub]" if parent.tables else parent.how
+    assert ("unless download=false" in message.lower()) == (expected == "pecil[hub]")
     assert expected in message and f"labels 0 to {parent.n_classes - 1}" in message
 
 

@@ -327,7 +327,10 @@ def run(
         if experiment.validation:
             data = held_out(data, experiment.seed)
     if data.test_x is None or data.test_y is None:
-        raise ValueError(f"{experiment.dataset} has no test part to measure an accuracy on")
+        raise ValueError(
+            f"{experiment.dataset} has no test part to measure an accuracy on: expected folders "
+            "train/ and test/ of images; or train_x, train_y, test_x and test_y in an .npz"
+        )
     classes, codes = np.unique(data.train_y, return_inverse=True)
     tasks = _tasks(experiment, replace(data, train_y=codes), whole=not per_task)
     with _peak_memory() as peak:

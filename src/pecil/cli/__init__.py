@@ -2,8 +2,8 @@
 
 Exit codes: 0 done, 1 the request cannot be met (a message says why), 2 the
 command was not understood, 130 stopped by Ctrl-C, 143 told to end. Models and tables are written
-whole or not at all. ``--json`` makes standard output pure JSON; progress goes to
-standard error, and only to a terminal.
+whole or not at all. ``--json`` makes standard output pure JSON; warnings and progress go
+to standard error, progress only to a terminal.
 """
 
 try:
@@ -11,6 +11,7 @@ try:
     import signal
     import sys
     import threading
+    import warnings
     from collections.abc import Iterator, Sequence
     from contextlib import contextmanager
     from types import FrameType
@@ -31,12 +32,33 @@ __all__ = ["app", "main", "models", "runs", "show"]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; mistakes become a message and exit code 1."""
-    with _stoppable():
+    with _stoppable(), warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        # the commands compare the names of features themselves, then pass on plain arrays
+        warnings.filterwarnings("ignore", message="X does not have valid feature names")
         try:
             app(args=arguments, prog_name="pecil")
-        except (ValueError, OSError, ImportError) as error:
-            print("pecil:", " ".join(str(error).split()), file=sys.stderr)
+        except (ValueError, OSError, ImportError, MemoryError, RuntimeError) as error:
+            if not _is_foreseen(error):
+                raise
+            _print_line("pecil:", str(error) or type(error).__name__)
             raise SystemExit(1) from None
+
+
+def _is_foreseen(error: Exception) -> bool:
+    """Tell what a user can do something about from a mistake in the program."""
+    if not isinstance(error, RuntimeError) or isinstance(error, NotImplementedError):
+        return True
+    texts = ("out of memory", "allocate memory", "enough memory")  # as PyTorch has it
+    return any(text in str(error) for text in texts)
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    _print_line("pecil: warning:", str(message))
+
+
+def _print_line(head: str, text: str) -> None:
+    print(head, " ".join(text.split()), file=sys.stderr)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -41,7 +41,7 @@ def _usable(device: str) -> str:
         import torch
 
         try:
-            torch.empty(0, device=device)
+            torch.zeros(1, device=device).item()
         except (AssertionError, RuntimeError) as error:
             raise ValueError(f"expected auto, cpu, cuda, ..., got {device!r}: {error}") from error
     return device
@@ -170,20 +170,23 @@ def shown(value: Any) -> str:
             return "yes" if value else "no"
         case int():
             return f"{value:,}"
+        case tuple() | list() if all(isinstance(part, float) for part in value):
+            first = ", ".join(f"{part:.4g}" for part in value[:4])
+            return first + (f" and {len(value) - 4} more" if value[4:] else "")
         case tuple() | list():
             return " × ".join(map(str, value))
         case _:
             return str(value)
 
 
-def print_facts(facts: Mapping[str, Any]) -> None:
+def print_facts(facts: Mapping[str, Any], file: TextIO | None = None) -> None:
     """Print names and values, one a line; None is left out, accuracies are in percent."""
     known = {name: value for name, value in facts.items() if value is not None}
     if isinstance(known.get("accuracy"), float):
         known["accuracy"] = f"{100 * known['accuracy']:.2f} %"
     width = max(map(len, known))
     for name, value in known.items():
-        print(f"{name.removeprefix('n_').replace('_', ' '):<{width}}  {shown(value)}")
+        print(f"{name.removeprefix('n_').replace('_', ' '):<{width}}  {shown(value)}", file=file)
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:

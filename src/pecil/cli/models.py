@@ -4,6 +4,7 @@ import csv
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
@@ -86,6 +87,13 @@ def fit(
     epochs: Annotated[
         int | None, typer.Option(help="Passes over the data.", rich_help_panel=OF_PEC)
     ] = None,
+    standardise: Annotated[
+        bool,
+        typer.Option(
+            "--standardise",
+            help="Bring each feature, or channel of images, to mean 0 and deviation 1.",
+        ),
+    ] = False,
     changes: Changes = None,
     seed: Annotated[int, typer.Option(help="Decides the teacher; equal in models to merge.")] = 0,
     label: Label = None,
@@ -95,8 +103,14 @@ def fit(
     """Learn DATA from nothing and save the model; test it if there is a test part.
 
     A dataset of the benchmark starts from the benchmark's settings.
+    Inputs should be of order one (uint8 is divided by 255): see --standardise.
     """
+    import numpy as np
+
     check_output(output)
+    settings = settings_of(changes)
+    if standardise and {"mean", "std"} & set(settings):
+        raise typer.BadParameter("give --standardise or mean and std, not both")
     options = {
         "teacher": teacher,
         "memory": memory,
@@ -110,12 +124,16 @@ def fit(
         "device": device,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    model = _new(method, data, given | settings_of(changes))
+    model = _new(method, data, given | settings)
     samples = _load(data, label)
-    if model.mean is None and model.std is None:
+    if standardise:
+        model.set_params(**_statistics(model, samples.train_x))
+    elif model.mean is None and model.std is None:
         model.set_params(mean=samples.mean, std=samples.std)
     with progress(f"learning {len(samples.train_x):,} samples"):
         model.fit(samples.train_x, samples.train_y)
+    if samples.feature_names:
+        model.feature_names_in_ = np.array(samples.feature_names, dtype=object)
     model.save(output)
     _print_saved(model, output, samples, as_json)
 
@@ -192,11 +210,12 @@ def learn(
     target = output or model
     check_output(target)
     learner = _model(model, device)
-    samples = _load(data, label)
+    samples = _load_for(learner, data, label)
+    labels = _known(learner, samples.train_y)
     if isinstance(learner, pecil.PEC):
-        learner.set_params(expected_samples=_expected(learner, samples.train_y))
+        learner.set_params(expected_samples=_expected(learner, labels))
     with progress(f"learning {len(samples.train_x):,} samples"):
-        learner.partial_fit(samples.train_x, samples.train_y)
+        learner.partial_fit(samples.train_x, labels)
     learner.save(target)
     _print_saved(learner, target, samples, as_json)
 
@@ -226,12 +245,13 @@ def predict(
 ) -> None:
     """Name the class of every sample, as CSV; of the test part where there is one.
 
-    The samples need no labels; those that have labels tell the accuracy.
+    The samples need no labels; those that have labels tell the accuracy,
+    on standard error if the predictions are printed.
     """
     if output is not None:
         check_output(output)
     learner = _model(model, device)
-    samples = _load(data, label, labelled=False)
+    samples = _load_for(learner, data, label, labelled=False)
     x, y, files = samples.test_x, samples.test_y, samples.test_files
     if x is None:
         x, y, files = samples.train_x, samples.train_y, samples.train_files
@@ -250,6 +270,8 @@ def predict(
         print_json(facts if output else facts | {"predictions": rows})
     elif output is None:
         _write_csv(sys.stdout, rows)
+        if y is not None:
+            print_facts({"accuracy": facts["accuracy"]}, file=sys.stderr)
     else:
         print_facts(facts)
 
@@ -281,7 +303,9 @@ def merge(
     check_output(output)
     merged: Any = _model(models[0], "cpu")
     for path in models[1:]:
-        merged.merge(_model(path, "cpu"))
+        other = _model(path, "cpu")
+        _check_alike(merged, other, path)
+        merged.merge(other)
     merged.save(output)
     _print_saved(merged, output, None, as_json)
 
@@ -313,6 +337,113 @@ def _load(data: str, label: str | None, labelled: bool = True, on_disk: bool = F
     from pecil.data import load
 
     return load(data, label=label, labelled=labelled, on_disk=on_disk)
+
+
+def _load_for(
+    model: "Classifier", data: str, label: str | None, labelled: bool = True
+) -> "Dataset":
+    """Load samples in the form of those that the model learned from."""
+    samples = _load(data, label, labelled)
+    columns = _columns(model, samples.feature_names, data)
+    train_x, test_x = _in_form(model, samples.train_x, columns, data), samples.test_x
+    if test_x is not None:
+        test_x = _in_form(model, test_x, columns, data)
+    return replace(samples, train_x=train_x, test_x=test_x)
+
+
+def _columns(model: "Classifier", names: Sequence[str] | None, data: str) -> list[int] | None:
+    """Return where in a table the features are that the model learned from, if it has names."""
+    learned = getattr(model, "feature_names_in_", None)
+    if names is None or learned is None:
+        return None
+    place, known = {name: k for k, name in enumerate(names)}, set(learned)
+    missing = [name for name in learned if name not in place]
+    unknown = [name for name in names if name not in known]
+    if missing or unknown:
+        found = [f"without {_some(missing)}"] if missing else []
+        found += [f"with {_some(unknown)}"] if unknown else []
+        raise ValueError(
+            f"{data}: expected the columns that the model learned from, found them "
+            f"{', '.join(found)} (--label names the column of labels)"
+        )
+    return [place[name] for name in learned]
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 10} more" if names[10:] else ""
+    return ", ".join(map(repr, names[:10])) + more
+
+
+def _in_form(model: "Classifier", x: "Array", columns: Sequence[int] | None, data: str) -> "Array":
+    """Put columns in order and make grey images colour, for a model of colour images."""
+    import numpy as np
+
+    if columns is not None:
+        return np.take(x, columns, axis=1)
+    if len(model.input_shape_) < 3 or x.ndim < 3:
+        return x
+    channels, *size = model.input_shape_
+    if size not in (list(x.shape[1:3]), list(x.shape[2:])):
+        raise ValueError(
+            f"{data}: the images are {'x'.join(map(str, x.shape[1:]))}, but the model learned from "
+            f"{'x'.join(map(str, size))} (height x width): resize them, or learn from features of "
+            "images of any size (pecil features --size)"
+        )
+    if x.ndim == 3 and channels == 3:
+        return np.stack([x] * 3, axis=1 if model.channels == "first" else 3)
+    return x
+
+
+def _known(model: "Classifier", labels: "Array") -> "Array":
+    """Take labels that are written like those of known classes for them: "1" for 1."""
+    from pecil.pec.inputs import label_array
+
+    known = model.samples_seen_
+    written = {_written(label): label for label in known}
+    return label_array([c if c in known else written.get(_written(c), c) for c in labels.tolist()])
+
+
+def _written(label: Any) -> str:
+    """Write a label as a folder's name would have it."""
+    return str(int(label) if isinstance(label, float) and label.is_integer() else label)
+
+
+def _check_alike(model: "Classifier", other: "Classifier", path: Path) -> None:
+    """Refuse to merge models that differ in columns or in how the same label is written."""
+    mine, theirs = (list(getattr(one, "feature_names_in_", ())) for one in (model, other))
+    if mine and theirs and mine != theirs:
+        raise ValueError(
+            f"cannot merge {path}: it learned from the columns {_some(theirs)}, not {_some(mine)}"
+        )
+    known = model.samples_seen_
+    written = {_written(label): label for label in known}
+    for label in other.samples_seen_:
+        if label not in known and _written(label) in written:
+            raise ValueError(
+                f"cannot merge {path}: it knows {label!r}, the other {written[_written(label)]!r}; "
+                "give both labels of one kind"
+            )
+
+
+def _statistics(model: Any, x: "Array") -> dict[str, list[float]]:
+    """Return mean and std of each feature, or channel, as the model sees them; no std is zero."""
+    import numpy as np
+
+    from pecil.pec.inputs import LARGEST, check_samples
+
+    raw: Any = check_samples(model, x, reset=True, layout=model.channels)
+    origin = raw[0].reshape(raw.shape[1], -1)[:, 0].astype(np.float64)  # constants sum to zero
+    total = squares = np.zeros(len(origin))
+    for start in range(0, len(raw), CHUNK):
+        values = np.moveaxis(raw[start : start + CHUNK], 1, 0).reshape(len(origin), -1)
+        values = values - origin[:, None]
+        total, squares = total + values.sum(1), squares + np.square(values).sum(1)
+    n = raw.size / len(origin)
+    mean, std = origin + total / n, np.sqrt(np.maximum(squares / n - (total / n) ** 2, 0))
+    if raw.dtype == np.uint8:
+        mean, std = mean / 255, std / 255
+    std[std < 1 / LARGEST] = 1
+    return {"mean": mean.tolist(), "std": std.tolist()}
 
 
 def _expected(model: "PEC", labels: "Array") -> Any:
@@ -347,8 +478,9 @@ def _predictions(
 
 
 def _accuracy(rows: Sequence[Mapping[str, Any]], y: "Array") -> float:
-    """Return the share of right labels."""
-    return sum(row["label"] == label for row, label in zip(rows, y.tolist(), strict=True)) / len(y)
+    """Return the share of right labels, however they are written."""
+    pairs = zip(rows, y.tolist(), strict=True)
+    return sum(_written(row["label"]) == _written(label) for row, label in pairs) / len(y)
 
 
 def _write_csv(file: TextIO, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -41,8 +41,8 @@ def read(
     Returns
     -------
     dict
-        train_x, train_y and perhaps test_x, test_y, train_files, test_files and note;
-        train_y and test_y are None where there are no labels.
+        train_x, train_y and perhaps test_x, test_y, train_files, test_files, feature_names
+        and note; train_y and test_y are None where there are no labels.
     """
     kind = "folder" if path.is_dir() else path.suffix.lower()
     if kind in {".csv", ".parquet"}:
@@ -204,9 +204,11 @@ def _common_form(files: list[Path]) -> tuple[str, tuple[int, int]]:
     size = Counter(size for _, size in forms).most_common(1)[0][0]
     others = [f"{f} is {s[0]}x{s[1]}" for f, (_, s) in zip(files, forms, strict=True) if s != size]
     if others:
+        more = f"; and {len(others) - 3} more" if others[3:] else ""
         raise ValueError(
             f"all images must have one size; most are {size[0]}x{size[1]} (width x height), but "
-            f"{'; '.join(others[:3])}" + (f"; and {len(others) - 3} more" if others[3:] else "")
+            f"{'; '.join(others[:3])}{more}; resize them, or learn from their features (pecil "
+            "features --size, pecil.data.Features)"
         )
     return "L" if all(mode in {"1", "L"} for mode, _ in forms) else "RGB", size
 
@@ -229,13 +231,14 @@ def read_table(path: Path, label: str, labelled: bool = True) -> Arrays:
 
     The column ``label`` holds the labels, kept as they are: numbers or text; unless
     `labelled`, it may be absent. All others are features and become float32, not
-    rescaled; a column of lists (Parquet) counts as many features as its lists are long.
+    rescaled; a column of lists (Parquet) counts as many features as its lists are long,
+    named ``column[0]`` and so on.
     """
     table = _table(path)
     names = table.column_names
     if labelled and label not in names:
         raise ValueError(
-            f"{path} has no column {label!r} for the labels; choose one with label=: "
+            f"{path} has no column {label!r} for the labels; choose one by label= (--label): "
             f"{', '.join(map(repr, names[:30]))}{', ...' if names[30:] else ''}"
         )
     if len(set(names)) != len(names):
@@ -258,7 +261,13 @@ def read_table(path: Path, label: str, labelled: bool = True) -> Arrays:
     where = f"{path}: column {label!r}"
     y = _labels(table.column(label), where) if label in names else None
     _check_samples(x, y, str(path), where)
-    return {"train_x": x, "train_y": y}
+    widths = [column.shape[1] for column in columns]
+    named = tuple(
+        name if width == 1 else f"{name}[{k}]"
+        for name, width in zip(features, widths, strict=True)
+        for k in range(width)
+    )
+    return {"train_x": x, "train_y": y, "feature_names": named}
 
 
 def _table(path: Path) -> Any:
@@ -288,7 +297,7 @@ def _features(column: Any, where: str) -> NDArray[np.float32]:
     if not types.is_primitive(values.type) or types.is_temporal(values.type):
         raise ValueError(
             f"{where}: features must be numbers, found {values.type}; leave the column out of "
-            "the file, or choose it as label="
+            "the file, or choose it by label= (--label)"
         )
     with np.errstate(over="ignore"):
         x = np.asarray(values.to_numpy(zero_copy_only=False), np.float32).reshape(n, -1)

@@ -92,6 +92,8 @@ class Dataset:
     train_files: tuple[str, ...] | None = None
     """Where the samples of an image folder lie in it, such as cat/1.png; else None."""
     test_files: tuple[str, ...] | None = None
+    feature_names: tuple[str, ...] | None = None
+    """The columns of a table, but for the labels; else None."""
 
     def __repr__(self) -> str:
         """Return the name and what there is, not the samples themselves."""
@@ -450,11 +452,11 @@ def _kept(arrays: Arrays, path: Path) -> Arrays:
 def _missing(info: DatasetInfo, path: Path) -> str:
     """Say how to get a dataset."""
     how = info.how or (
-        f"With download=True it comes from {info.source} on the Hugging Face hub, given the "
+        f"Unless download=False, it comes from {info.source} on the Hugging Face hub, given the "
         'extra: pip install "pecil[hub]".'
     )
     return (
-        f"{info.title} is not at {path} (root= or PECIL_DATA choose another folder). {how} "
+        f"{info.title} is not at {path} (PECIL_DATA or root= choose another folder). {how} "
         f"The file holds train_x and test_x of shape {_shape(info)}, train_y and test_y with the "
         f"labels 0 to {info.n_classes - 1}"
     )
