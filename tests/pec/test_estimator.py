@@ -587,6 +587,22 @@ def test_an_interrupted_lesson_is_learned_whole_or_not_at_all(
     assert model.classes_.tolist() == sorted(model.samples_seen_)
 
 
+@pytest.mark.parametrize("n", [2, 40])
+def test_a_lesson_that_fails_leaves_no_untrained_class(n, small, clusters, monkeypatch):
+    x, y = clusters()
+    model = small().fit(x, y)
+
+    def failing(self, *options):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as now, pytest.raises(RuntimeError, match="out of memory"):
+        now.setattr(students.Students, "learn", failing)
+        model.partial_fit(x[:n], ["new"] * n)
+    assert model.classes_.tolist() == sorted(model.samples_seen_) == ["a", "b", "c"]
+    assert model.errors(x).shape == (60, 3)
+    assert model.partial_fit(x[:n], ["new"] * n).samples_seen_["new"] == n
+
+
 def test_statistics_are_those_that_were_given(small, clusters):
     """What a program does to its array later is no concern of the model."""
     x, y = clusters()

@@ -386,13 +386,13 @@ def test_a_foreign_file_is_refused(read, content, file):
         read(file)
 
 
-def test_a_newer_format_is_refused(small, clusters, file, monkeypatch):
-    with monkeypatch.context() as newer:
-        newer.setattr(saving, "FORMAT", saving.FORMAT + 1)
+@pytest.mark.parametrize(("other", "whose"), [(1, "an older"), (3, "a newer")])
+def test_another_format_is_refused(other, whose, small, clusters, file, monkeypatch):
+    with monkeypatch.context() as then:
+        then.setattr(saving, "FORMAT", other)
         small().fit(*clusters()).save(file)
-    with pytest.raises(
-        ModelFileError, match="has format 3, written by a newer pecil.*reads format 2"
-    ):
+    message = f"has format {other}, written by {whose} pecil.*reads format 2"
+    with pytest.raises(ModelFileError, match=message):
         PEC.load(file)
 
 

@@ -221,6 +221,21 @@ def test_a_factor_stays_as_it_is():
     assert (factor.scale, factor.counts) == before[2:]
 
 
+def test_what_was_measured_counts_on_through_merging_and_back():
+    """The smaller one took its measures with few samples, the larger with nearly all."""
+    x, y = samples(1000, classes=2)
+    small, large, both = (
+        summary(x[part], y[part]) for part in (slice(9), slice(9, 1000), slice(1000))
+    )
+    for one in (small, large, both):
+        one.gauge(None)
+    small.merge(large, [0, 1])
+    assert small.gauge(None)[1] == 1
+    both.merge(large, [0, 1], sign=-1)
+    assert both.total == 9
+    assert both.gauge(None)[1] == 1
+
+
 def test_the_gauge_is_rarely_made_anew(factorised):
     x, y = samples(1000, classes=2)
     made, new = summary(x[:10], y[:10]), []

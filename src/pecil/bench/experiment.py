@@ -320,10 +320,11 @@ def run(
     """
     method = METHODS[experiment.method]
     seconds: dict[str, float] = {}
-    if experiment.data and experiment.data != digest(experiment.dataset):
-        raise ValueError(f"{experiment.dataset} has changed since the experiment was planned")
     with _timed(seconds, "load"):
-        data = _load(experiment.dataset)
+        version = digest(experiment.dataset)
+        if experiment.data not in ("", version):
+            raise ValueError(f"{experiment.dataset} has changed since the experiment was planned")
+        data = _loaded(experiment.dataset, version)
         if experiment.validation:
             data = held_out(data, experiment.seed)
     if data.test_x is None or data.test_y is None:
@@ -513,12 +514,12 @@ def _teach(learner: Learner, task: Task, *, whole: bool) -> None:
 
 
 def _load(dataset: str) -> Dataset:
-    """Load a dataset once for many seeds."""
     return _loaded(dataset, digest(dataset))
 
 
 @functools.lru_cache(maxsize=1)
 def _loaded(dataset: str, version: str) -> Dataset:
+    """Load a dataset once for many seeds, as long as it stays as it is."""
     return load(dataset)
 
 

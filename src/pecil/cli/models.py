@@ -428,22 +428,17 @@ def _check_alike(model: "Classifier", other: "Classifier", path: Path) -> None:
 def _statistics(model: Any, x: "Array") -> dict[str, list[float]]:
     """Return mean and std of each feature, or channel, as the model sees them; no std is zero."""
     import numpy as np
+    from sklearn.preprocessing import StandardScaler
 
     from pecil.pec.inputs import LARGEST, check_samples
 
     raw: Any = check_samples(model, x, reset=True, layout=model.channels)
-    origin = raw[0].reshape(raw.shape[1], -1)[:, 0].astype(np.float64)  # constants sum to zero
-    total = squares = np.zeros(len(origin))
+    scaler, unit = StandardScaler(), 255 if raw.dtype == np.uint8 else 1
     for start in range(0, len(raw), CHUNK):
-        values = np.moveaxis(raw[start : start + CHUNK], 1, 0).reshape(len(origin), -1)
-        values = values - origin[:, None]
-        total, squares = total + values.sum(1), squares + np.square(values).sum(1)
-    n = raw.size / len(origin)
-    mean, std = origin + total / n, np.sqrt(np.maximum(squares / n - (total / n) ** 2, 0))
-    if raw.dtype == np.uint8:
-        mean, std = mean / 255, std / 255
-    std[std < 1 / LARGEST] = 1
-    return {"mean": mean.tolist(), "std": std.tolist()}
+        values = np.moveaxis(raw[start : start + CHUNK], 1, -1).reshape(-1, raw.shape[1])
+        scaler.partial_fit(values.astype(np.float64) / unit)
+    std = np.where(scaler.scale_ < 1 / LARGEST, 1, scaler.scale_)
+    return {"mean": scaler.mean_.tolist(), "std": std.tolist()}
 
 
 def _expected(model: "PEC", labels: "Array") -> Any:

@@ -376,8 +376,7 @@ def load(
 
 def digest(dataset: str) -> str:
     """Return what tells whether the data that a path leads to has changed; nothing for a name."""
-    path = Path(dataset).expanduser().resolve()
-    if dataset in DATASETS or not path.exists():
+    if dataset in DATASETS or not (path := Path(dataset).expanduser().resolve()).exists():
         return ""
     found = sorted(path.rglob("*")) if path.is_dir() else [path]
     states = ((file, file.stat()) for file in found if file.is_file())

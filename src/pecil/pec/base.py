@@ -24,10 +24,12 @@ from pecil.pec.inputs import (
     label_array,
     plain,
     to_tensor,
+    warn_of_scale,
 )
 
 NOTHING = type("Nothing", (), {"__repr__": lambda self: "<nothing>"})()
 RECENT = 256  # errors kept for each class, to tell the ordinary from the novel
+LOOKED_AT = 256  # samples, to tell whether inputs are out of scale
 ACCEPTED = 0.95  # share of known samples that the default threshold accepts
 SHARPNESS = 10.0  # of predict_proba
 
@@ -267,6 +269,10 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
     def _seed(self, use: int, member: int) -> int:
         words = np.random.SeedSequence([self.seed_, use, member]).generate_state(1, np.uint64)
         return int(words[0] >> np.uint64(1))
+
+    def _warn_of_scale(self, raw: Any) -> None:
+        """Look at the first samples and warn if they are out of scale."""
+        warn_of_scale(self._tensor(raw[:LOOKED_AT]))
 
     def _tensor(self, raw: Any) -> Tensor:
         return to_tensor(raw, self.device_, *self._statistics)

@@ -21,7 +21,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from pecil.pec.base import RECENT, ErrorClassifier, count, grouped, one_of
-from pecil.pec.inputs import LOOKED_AT, check_labels, check_samples, warn_of_scale
+from pecil.pec.inputs import check_labels, check_samples
 from pecil.pec.machine import most, one_thread, uninterrupted
 from pecil.pec.networks import ACTIVATIONS, INITS, KINDS, Architecture
 from pecil.pec.students import LONG, Lesson, Moment, Students, in_time
@@ -250,7 +250,7 @@ class PEC(ErrorClassifier):
             raw = check_samples(self, X, reset=True, layout=self.channels)
             groups = grouped(check_labels(y, len(raw)))
             self._start()
-            warn_of_scale(self._tensor(raw[:LOOKED_AT]))
+            self._warn_of_scale(raw)
             cut = min(map(len, groups.values())) if self.equal_budgets is True else None
             plans = {label: self._plan(len(at), cut) for label, at in groups.items()}
             self._expected = {label: len(order) for label, (order, _) in plans.items()}
@@ -279,7 +279,7 @@ class PEC(ErrorClassifier):
             groups = grouped(check_labels(y, len(raw)))
             if first:
                 self._start()
-                warn_of_scale(self._tensor(raw[:LOOKED_AT]))
+                self._warn_of_scale(raw)
             plans = {label: self._continued(label, len(at)) for label, at in groups.items()}
             with one_thread(len(raw) < LONG and self._small):
                 return self._learn(raw, groups, plans)
@@ -332,7 +332,8 @@ class PEC(ErrorClassifier):
         plans: dict[Any, tuple[Tensor, list[float]]],
     ) -> Self:
         quick = len(raw) < FEW and all(isinstance(p.teacher, Teacher) for p in self._pairs)
-        with uninterrupted() if quick else self._as_before(groups):
+        wait = uninterrupted() if quick else contextlib.nullcontext()
+        with wait, self._as_before(groups, copies=not quick):
             known = len(self._labels)
             for label in groups:
                 if label not in self._slots:
@@ -354,12 +355,16 @@ class PEC(ErrorClassifier):
         return self
 
     @contextlib.contextmanager
-    def _as_before(self, labels: Iterable[Any]) -> Iterator[None]:
-        """Put classes back to what they are now if a teacher fails, or on Ctrl-C."""
+    def _as_before(self, labels: Iterable[Any], *, copies: bool) -> Iterator[None]:
+        """Drop new classes if learning fails; known ones are put back to what they are now.
+
+        Without ``copies`` of their students these stay as they have become: they are for where
+        a teacher may fail or Ctrl-C come half-way.
+        """
         known, seen, recent = len(self._labels), list(self._seen), list(self._recent)
         slots = [self._slots[label] for label in labels if label in self._slots]
         with contextlib.ExitStack() as stack:
-            for pair in self._pairs:
+            for pair in self._pairs if copies else ():
                 stack.enter_context(pair.students.unchanged_on_error(slots))
             try:
                 yield

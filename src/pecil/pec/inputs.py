@@ -14,7 +14,7 @@ from torch import Tensor
 CHANNELS = (1, 3, 4)  # what "auto" takes for a channel axis
 LARGEST = 1e8  # squares of squares of inputs must stay within float32
 BEYOND = 2.0  # magnitudes above it are no bytes over 255
-USUAL, LOOKED_AT = 5.0, 256  # root mean square of inputs, and of how many samples
+USUAL = 5.0  # root mean square of inputs, at most
 
 Raw = NDArray[Any] | Tensor
 
@@ -79,7 +79,7 @@ def _range(raw: Raw, largest: float) -> str:
 
 def warn_of_scale(x: Tensor) -> None:
     """Warn if inputs, as the model sees them, are far larger than what it is made for."""
-    size = float(x[:LOOKED_AT].square().mean().sqrt())
+    size = float(x.square().mean().sqrt())
     if size > USUAL:
         warnings.warn(
             f"inputs have a root mean square of {size:.3g}, where about 1 is expected: scale them, "

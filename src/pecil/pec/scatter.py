@@ -177,7 +177,7 @@ class Scatter:
         self.matrix.add_(other.matrix.to(self._matrix.device), alpha=sign)
         self._matrix.addmm_(rows.T, rows, alpha=sign)
         self.total += sign * other.total
-        self.gauged += sign * other.gauged
+        self.gauged = min(self.gauged + max(0, sign) * other.gauged, self.total)
         self._gauge = None
         self._forget_factors()
 

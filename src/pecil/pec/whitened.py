@@ -27,7 +27,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from pecil.pec.base import NOTHING, ErrorClassifier, count, grouped, one_of
-from pecil.pec.inputs import LOOKED_AT, check_labels, check_samples, warn_of_scale
+from pecil.pec.inputs import check_labels, check_samples
 from pecil.pec.machine import in_full, most, one_thread, uninterrupted
 from pecil.pec.scatter import Scatter
 from pecil.pec.teacher import CustomTeacher
@@ -203,7 +203,7 @@ class WhitenedPEC(ErrorClassifier):
             if first:
                 self._start()
                 if isinstance(self._recipe(), RandomFeatures):
-                    warn_of_scale(self._tensor(raw[:LOOKED_AT]))
+                    self._warn_of_scale(raw)
             elif len(raw) > self._held():
                 self._keep_the_old()
             with one_thread(self._small(len(raw))):
