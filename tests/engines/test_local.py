@@ -9,6 +9,7 @@ from sqlite3 import connect
 
 import pytest
 
+from pecil.bench import planned
 from pecil.bench.store import Store
 from pecil.engines import engine, local
 
@@ -216,6 +217,21 @@ def test_each_worker_has_its_place_on_a_gpu(monkeypatch):
     assert local.default_workers() == 24
 
 
+def test_there_are_no_more_workers_than_experiments(tmp_path, monkeypatch):
+    started = []
+
+    class Noted(local._Worker):
+        def __init__(self, store, place, workers):
+            started.append((place, workers))
+            super().__init__(store, place, workers)
+
+    monkeypatch.setattr(local, "_Worker", Noted)
+    report = local.run_all(
+        [planned("nearest_mean", "digits")], Store(tmp_path / "s.sqlite"), workers=4
+    )
+    assert len(report.done) == 1 and started == [(0, 1)]  # all cores are its own
+
+
 @pytest.mark.parametrize("permitted", [True, False])
 def test_processes_share_a_gpu_through_a_service_that_ends_with_them(
     monkeypatch, tmp_path, permitted
@@ -239,6 +255,19 @@ def test_processes_share_a_gpu_through_a_service_that_ends_with_them(
     assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
     words = [line.split()[0] for line in log.read_text().splitlines()]
     assert words == (["-d", "quit"] if permitted else ["-d", "-d"])
+
+
+def test_a_service_that_does_not_end_is_left_behind(monkeypatch, tmp_path):
+    control = tmp_path / local.MPS
+    control.write_text("#!/bin/sh\n[ $# = 0 ] && exec sleep 60\nexit 0\n")
+    control.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    monkeypatch.setattr(local.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(local, "PATIENCE", 0.1)
+    with local.shared_gpus():
+        assert "CUDA_MPS_PIPE_DIRECTORY" in os.environ
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
 
 
 def test_what_cannot_be_is_refused(tmp_path):

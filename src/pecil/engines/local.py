@@ -33,6 +33,7 @@ from pecil.engines import Failure, Report
 
 PER_GPU = 12  # workers that share a GPU, unless told otherwise
 MPS = "nvidia-cuda-mps-control"
+PATIENCE = 30  # seconds that the service may take to end
 START = "spawn"
 
 
@@ -58,8 +59,9 @@ def run_all(
     store : Store
         Where the results go, and where those that are there already are found.
     workers : int, optional
-        How many processes; by default one for each core, with a GPU no more than twelve for
-        each. They share the cores and the GPUs evenly.
+        How many processes at most; by default one for each core, with a GPU no more than twelve
+        for each. They share the cores and the GPUs evenly, and there are no more of them than
+        experiments.
     retries : int
         How often to try again an experiment of which a worker died.
     within : float, optional
@@ -75,8 +77,8 @@ def run_all(
         raise ValueError(f"expected one worker or more, got {workers}")
     jobs = {experiment.key: _Job(experiment) for experiment in experiments}
     done = [key for key in jobs if store.get(key) is not None]
-    pool = _Pool(store.path, workers or default_workers(), retries)
-    pool.waiting.extend(job for key, job in jobs.items() if key not in set(done))
+    waiting = deque(job for key, job in jobs.items() if key not in set(done))
+    pool = _Pool(store.path, min(workers or default_workers(), len(waiting)), retries, waiting)
     failed: list[Failure] = []
     end = math.inf if within is None else time.monotonic() + within
     with shared_gpus(), closing(pool):
@@ -112,7 +114,10 @@ def shared_gpus() -> Iterator[None]:
             yield
         finally:
             if started:
-                subprocess.run([control], input=b"quit\n", capture_output=True)
+                with suppress(subprocess.TimeoutExpired):
+                    subprocess.run(
+                        [control], input=b"quit\n", capture_output=True, timeout=PATIENCE
+                    )
                 _remove(names)
 
 
@@ -151,9 +156,8 @@ class _Job:
 class _Pool:
     """Workers, what they are at, and what waits."""
 
-    def __init__(self, store: Path, size: int, retries: int) -> None:
-        self.store, self.size, self.retries = store, size, retries
-        self.waiting: deque[_Job] = deque()
+    def __init__(self, store: Path, size: int, retries: int, waiting: deque[_Job]) -> None:
+        self.store, self.size, self.retries, self.waiting = store, size, retries, waiting
         self.workers: list[_Worker] = []
 
     def fill(self) -> bool:
