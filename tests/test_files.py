@@ -2,12 +2,14 @@
 
 import os
 import stat
+import threading
+import time
 
 import pytest
 import safetensors.torch
 import torch
 
-from pecil.files import read_tensors, write_tensors, written_whole
+from pecil.files import alone, read_tensors, write_tensors, written_whole
 
 
 @pytest.fixture
@@ -30,6 +32,33 @@ def test_the_file_appears_at_the_end(target):
         assert temporary.parent == target.parent and temporary.suffix == ".txt"
     assert target.read_text() == "new"
     assert names(target.parent) == ["note.txt"]
+
+
+def test_only_one_makes_a_file(target):
+    """Six look at once whether it is there, and make it slowly if it is not."""
+    made, start = [], threading.Barrier(6)
+
+    def make():
+        start.wait()
+        with alone(target):
+            if not target.exists():
+                time.sleep(0.05)
+                target.write_text("made")
+                made.append(True)
+
+    threads = [threading.Thread(target=make) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [True] and names(target.parent) == ["note.txt"]
+
+
+def test_whoever_fails_leaves_the_making_to_others(target):
+    for _ in range(2):
+        with pytest.raises(OSError, match="disk full"), alone(target):
+            raise OSError("disk full")
+    assert names(target.parent) == []
 
 
 def test_the_old_file_is_there_until_the_end(target):

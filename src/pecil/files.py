@@ -1,4 +1,4 @@
-"""Files written whole or not at all; tensors in the safetensors format, without its library."""
+"""Files written whole or not at all, by one process; tensors in the safetensors format."""
 
 import contextlib
 import json
@@ -8,6 +8,11 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: nobody waits
+    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,6 +64,40 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def alone(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Wait until no other process makes the same file.
+
+    Parameters
+    ----------
+    path : path-like
+        The file that is to be made; whoever waited should look whether it is there now.
+    """
+    if fcntl is None:
+        yield
+        return
+    target = Path(path)
+    lock = target.with_name(f".{target.name}.lock")
+    while True:
+        with lock.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is(file.fileno(), lock):  # whoever had it took it away
+                continue
+            try:
+                yield
+            finally:
+                lock.unlink()
+            return
+
+
+def _is(descriptor: int, path: Path) -> bool:
+    """Say whether an open file is the one that has a name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _mode(target: Path) -> int:

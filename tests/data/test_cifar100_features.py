@@ -1,11 +1,13 @@
 """CIFAR-100's features: the network, what decides it, and how they are kept."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from pecil.data import DATASETS, Dataset, cifar100_features, load
+from pecil.data import DATASETS, Dataset, cifar100_features, load, registry
 from pecil.data.cifar100_features import Pretraining, features_of
 
 
@@ -49,7 +51,8 @@ def test_features_depend_on_the_seed_and_on_what_was_learned(brief):
         assert not np.allclose(first["train_x"], another["train_x"], atol=1e-3)
     np.testing.assert_allclose(first["train_x"][:7], first["test_x"], atol=1e-5)
     np.testing.assert_array_equal(first["train_y"], data[0].train_y)
-    assert first["note"] == "features of a network trained on cifar10, 2 passes, seed 1"
+    assert first["note"].startswith("features of a network trained on cifar10, 2 passes, seed 1, ")
+    assert first["note"] == same["note"] != other["note"]
 
 
 def test_what_is_learned_is_of_use(brief, monkeypatch):
@@ -76,18 +79,48 @@ def test_they_are_made_once_and_kept(brief, tmp_path, monkeypatch):
         made = pictures(name, n)
         parts = {"train_x": made.train_x, "train_y": made.train_y}
         np.savez(tmp_path / f"{name}.npz", **parts, test_x=made.train_x, test_y=made.train_y)
-    monkeypatch.setattr(features_of, "__kwdefaults__", {"seed": 0, "passes": 2, "device": "cpu"})
+    usual = features_of.__kwdefaults__ | {"passes": 2, "device": "cpu"}
+    monkeypatch.setattr(features_of, "__kwdefaults__", usual)
     first = load("cifar100_features", root=tmp_path, download=False)
     assert first.train_x.shape == (100, 1024)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "cifar10.npz",
         "cifar100.npz",
         "cifar100_features.npz",
+        "cifar100_network.safetensors",
     ]
-    monkeypatch.setattr(cifar100_features, "features_of", None)  # not asked again
-    again = load("cifar100_features", root=tmp_path, download=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(cifar100_features, "features_of", None)  # not asked again
+        again = load("cifar100_features", root=tmp_path, download=False)
     np.testing.assert_array_equal(first.train_x, again.train_x)
-    assert again.note == "features of a network trained on cifar10, 2 passes, seed 0"
+    words = "features of a network trained on cifar10, 2 passes, seed 0, SHA-256 "
+    assert again.note == first.note and again.note.startswith(words)
+
+    (tmp_path / "cifar100_features.npz").unlink()
+    monkeypatch.setattr(Pretraining, "learn", None)  # the network is not trained again
+    anew = load("cifar100_features", root=tmp_path, download=False)
+    np.testing.assert_array_equal(first.train_x, anew.train_x)
+    assert anew.note == first.note
+
+
+def test_only_one_process_makes_them(brief, tmp_path, monkeypatch):
+    """Whoever comes while they are made waits, and takes what was made."""
+    path = tmp_path / "cifar100_features.npz"
+
+    def make(*sources, weights):
+        raise AssertionError("made twice")
+
+    @contextmanager
+    def meanwhile(waited_for):
+        assert waited_for == path
+        made = pictures("cifar100", 100)
+        x = np.zeros((100, 1024), np.float32)
+        np.savez(path, train_x=x, test_x=x, train_y=made.train_y, test_y=made.train_y, note="other")
+        yield
+
+    monkeypatch.setattr(cifar100_features, "features_of", make)
+    monkeypatch.setattr(registry, "alone", meanwhile)
+    assert load("cifar100_features", root=tmp_path, download=False).note == "other"
 
 
 def test_nothing_is_kept_of_what_failed(brief, tmp_path, monkeypatch):

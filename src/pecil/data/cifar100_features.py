@@ -9,7 +9,9 @@ Van de Ven, Li and Tolias (2021). Class-Incremental Learning with Generative Cla
 Workshops. They crop beyond the border from its mirror image; we, as everywhere here, from black.
 """
 
+import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from torch import nn
 from pecil.data.features import Features
 from pecil.data.files import Arrays, progress
 from pecil.data.registry import Dataset
+from pecil.files import read_tensors, write_tensors
 from pecil.methods.networks import Network, draw
 from pecil.methods.trained import WEIGHTS, Trained
 
@@ -32,6 +35,7 @@ def features_of(
     *,
     seed: int = 0,
     passes: int = PASSES,
+    weights: Path | None = None,
     device: str = "auto",
 ) -> Arrays:
     """Pre-train the network on one dataset, and return its features of the other.
@@ -46,13 +50,16 @@ def features_of(
         Decides initial values, order and crops.
     passes : int
         Over the samples of CIFAR-10, the last, partial batch of each left out.
+    weights : path-like, optional
+        A file of the network's convolutions: if it is there they are taken from it, else trained
+        and kept in it. On another machine training gives other last digits; the file does not.
     device : str
         "auto", "cpu", "cuda", ...
 
     Returns
     -------
     dict
-        train_x, train_y, test_x, test_y and a note.
+        train_x, train_y, test_x, test_y and a note, which tells the weights by their SHA-256.
     """
     learner = Pretraining(
         len(np.unique(cifar10.train_y)),
@@ -66,19 +73,39 @@ def features_of(
         seed=seed,
         device=device,
     )
-    n = len(cifar10.train_x)
-    for epoch in progress(range(passes), passes, f"{cifar10.name}, pass"):
-        rows = np.random.default_rng((seed, epoch)).permutation(n)[: max(1, n // BATCH) * BATCH]
-        learner.learn(cifar10.train_x[rows], cifar10.train_y[rows])
-    convolutions = learner.network.body.get_submodule("0").eval()
+    convolutions = learner.network.body.get_submodule("0")
+    if weights is not None and weights.is_file():
+        tensors, about = read_tensors(weights.read_bytes())
+        convolutions.load_state_dict(tensors)
+        how = about["how"]
+    else:
+        how = f"{cifar10.name}, {passes} passes, seed {seed}"
+        _pretrain(learner, cifar10, passes, seed)
+        if weights is not None:
+            write_tensors(weights, convolutions.state_dict(), {"how": how})
+    convolutions.eval()
     features = Features(convolutions, mean=cifar100.mean, std=cifar100.std, device=device)
     return {
         "train_x": features.transform(cifar100.train_x),
         "train_y": cifar100.train_y,
         "test_x": features.transform(cifar100.test_x),
         "test_y": cifar100.test_y,
-        "note": f"features of a network trained on {cifar10.name}, {passes} passes, seed {seed}",
+        "note": f"features of a network trained on {how}, SHA-256 {_digest(convolutions)}",
     }
+
+
+def _pretrain(learner: "Pretraining", data: Dataset, passes: int, seed: int) -> None:
+    n = len(data.train_x)
+    for epoch in progress(range(passes), passes, f"{data.name}, pass"):
+        rows = np.random.default_rng((seed, epoch)).permutation(n)[: max(1, n // BATCH) * BATCH]
+        learner.learn(data.train_x[rows], data.train_y[rows])
+
+
+def _digest(module: nn.Module) -> str:
+    """Return the beginning of the SHA-256 of a module's numbers."""
+    state = module.state_dict().values()
+    content = b"".join(values.cpu().contiguous().numpy().tobytes() for values in state)
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 class Pretraining(Trained):

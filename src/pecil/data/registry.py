@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pecil.data import core50, files, hub
 from pecil.data.files import Arrays
-from pecil.files import written_whole
+from pecil.files import alone, written_whole
 
 Channels = tuple[float, ...] | None
 
@@ -409,15 +409,14 @@ def _found(info: DatasetInfo, folder: Path, download: bool) -> Arrays:
     if info.name in _CUTS:
         return _CUTS[info.name](_found(DATASETS[info.source], folder, download))
     if info.name == "cifar100_features":
-        return _pretrained(info, path, download)
-    if info.tables is not None and download:
-        return _downloaded(info, info.tables, path)
+        return _kept(path, lambda: _pretrained(info, path, download))
+    if (tables := info.tables) is not None and download:
+        return _kept(path, lambda: _downloaded(info, tables, path))
     raise FileNotFoundError(_missing(info, path))
 
 
 def _downloaded(info: DatasetInfo, tables: hub.Tables, path: Path) -> Arrays:
-    """Download a dataset, check it, and keep it as ``path``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Download a dataset and check it."""
     try:
         arrays = hub.fetch(info.source, tables, info.shape, path.parent)
     except (ImportError, ConnectionError) as error:
@@ -430,22 +429,27 @@ def _downloaded(info: DatasetInfo, tables: hub.Tables, path: Path) -> Arrays:
             f"{info.n_test} for testing, found {counts[0]} and {counts[1]}"
         )
     arrays["note"] = f"from the Hugging Face hub, {info.source}"
-    return _kept(arrays, path)
+    return arrays
 
 
 def _pretrained(info: DatasetInfo, path: Path, download: bool) -> Arrays:
-    """Train a network on CIFAR-10, and keep what it makes of CIFAR-100 as ``path``."""
+    """Return what a network makes of CIFAR-100 that is trained on CIFAR-10, or was before."""
     from pecil.data.cifar100_features import features_of
 
     sources = [load(name, root=path.parent, download=download) for name in ("cifar100", "cifar10")]
-    return _kept(_checked(features_of(*sources), info, info.title), path)
+    arrays = features_of(*sources, weights=path.with_name("cifar100_network.safetensors"))
+    return _checked(arrays, info, info.title)
 
 
-def _kept(arrays: Arrays, path: Path) -> Arrays:
-    """Write arrays as ``path``."""
-    with written_whole(path) as temporary:
-        np.savez(temporary, **arrays)
-    return arrays
+def _kept(path: Path, make: Callable[[], Arrays]) -> Arrays:
+    """Make arrays and write them as ``path``, unless another process did so meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with alone(path):
+        if not path.is_file():
+            arrays = make()
+            with written_whole(path) as temporary:
+                np.savez(temporary, **arrays)
+    return files.read_npz(path)
 
 
 def _missing(info: DatasetInfo, path: Path) -> str:
