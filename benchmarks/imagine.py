@@ -7,7 +7,7 @@ PEC's samples start at random and descend the error of their class (`pecil.imagi
 paper has it and once from a black image by plain gradient descent; VAE-GC's are decoded from its
 prior. How much of a class there is in them is measured by a judge that knows
 neither: the share that whitened PEC, trained on the originals, gives to the class that they were
-made for. docs/imagine.png shows the first seed's.
+made for. docs/imagine.png shows the first seed's. Seeds that are in the results are left out.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from pecil.pec.imagine import imagine
 RESULTS = ROOT / "results" / "validation" / "imagine.jsonl"
 PAGE, PICTURE = ROOT / "docs" / "imagine.md", ROOT / "docs" / "imagine.png"
 JUDGE = "whitened_pec"
+HOW = ("samples", "updates", "lr")
 PLAIN: dict[str, Any] = {"optimizer": torch.optim.SGD, "lr": 1.0, "updates": 400}
 TITLES = {
     "originals": "originals",
@@ -127,11 +128,15 @@ def draw(samples: dict[str, Array], path: Path) -> None:
         figure.savefig(temporary, dpi=120, format="png", bbox_inches="tight", pad_inches=0.05)
 
 
+def alike(rows: list[Row], how: Row) -> list[Row]:
+    """Return the rows of samples as many, and made in the same way, one for each seed."""
+    same = [row for row in rows if all(row[name] == how[name] for name in HOW)]
+    return list({row["seed"]: row for row in same}.values())
+
+
 def table(rows: list[Row]) -> str:
-    """Return the judge's verdicts as Markdown."""
-    rows = [
-        row for row in rows if row["updates"] * row["lr"] == rows[-1]["updates"] * rows[-1]["lr"]
-    ]
+    """Return the judge's verdicts on the newest kind of samples as Markdown."""
+    rows = alike(rows, rows[-1])
     lines = ["| samples | given to their class, % | seeds | PEC's error |", "|---|---:|---:|---:|"]
     errors = {"originals": "error_of_originals", "pec": "error"}
     for kind, title in TITLES.items():
@@ -153,7 +158,10 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.00003)
     parser.add_argument("--table", action="store_true", help="only write the page")
     options = parser.parse_args()
-    for seed in range(1, 1 + (0 if options.table else options.seeds)):
+    how = {"samples": 10 * options.rows, "updates": options.updates, "lr": options.lr}
+    known = {row["seed"] for row in alike(kept(RESULTS), how)}
+    asked = range(1, 1 + (0 if options.table else options.seeds))
+    for seed in sorted(set(asked) - known):
         row, samples = measure(seed, options)
         print(row, flush=True)
         keep(RESULTS, [row])

@@ -122,6 +122,17 @@ def test_scores_are_the_outputs_of_all_networks(kind, softmax, pictures):
         np.testing.assert_allclose(scores[:, classes], own, rtol=1e-4, atol=1e-5)
 
 
+def test_maps_as_large_as_the_room_are_made_a_few_at_a_time(pictures, monkeypatch):
+    learner, asked = two_tasks("pec", *pictures, width=4, pool=2), []
+    whole = learner.scores(pictures[0])
+    (_, network), height = learner.members[0], pictures[0].shape[1]
+    network.body[0].register_forward_hook(lambda *_: asked.append(len(_[2])))
+    room = 3 * network.body[0].out_channels * height**2
+    monkeypatch.setattr("pecil.methods.ensemble.ROOM", room)
+    np.testing.assert_allclose(learner.scores(pictures[0]), whole, rtol=1e-5, atol=1e-6)
+    assert max(asked) == 3 and sum(asked) == len(pictures[0])
+
+
 def test_a_step_has_the_classes_of_the_task_alone(pictures):
     """By hand, on a copy of the network: cross-entropy over two outputs."""
     x, y = pictures

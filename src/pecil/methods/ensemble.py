@@ -26,7 +26,7 @@ from pecil.methods.networks import Network, draw, network_for
 from pecil.methods.trained import WEIGHTS, Trained
 
 NETWORKS = ("full", "small", "pec")
-ROWS = 50  # samples at a time for PEC's convolution, which has tens of thousands of channels
+ROOM = 2**28  # floats of a map: PEC's convolution has tens of thousands of channels
 
 
 class Ensemble(Trained):
@@ -145,8 +145,9 @@ class Ensemble(Trained):
     def logits(self, inputs: Tensor) -> Tensor:
         """Return the outputs of all networks, the higher one for a class of two of them."""
         found = inputs.new_full((len(inputs), self.n_classes), -torch.inf)
-        parts = inputs.split(ROWS if self.kind == "pec" else max(1, len(inputs)))
         for classes, network in self.members:
+            widest = max(values.shape[0] for values in network.parameters())
+            parts = inputs.split(max(1, ROOM // (widest * inputs[0, 0].numel())))
             outputs = torch.cat([network(part) for part in parts])
             outputs = outputs.log_softmax(1) if self.softmax else outputs
             found[:, classes] = torch.maximum(found[:, classes], outputs)
