@@ -69,7 +69,7 @@ def test_the_learning_rate_with_the_most_seeds_stands_for_a_point():
 
 def test_several_classes_a_task_are_a_dashed_curve(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(figures, "save", lambda figure, *_: drawn.append(figure))
     figure = replace(figures.FIGURES["epochs"], curves=("finetuning", "pec"))
     monkeypatch.setitem(figures.LOOKS, "finetuning", {"color": "k", "linestyle": "-"})
     results = [
@@ -138,7 +138,7 @@ def test_own_data_is_passed_over():
 def test_a_panel_for_each_dataset_is_drawn_without_a_display(tmp_path, monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
     drawn = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(figures, "save", lambda figure, *_: drawn.append(figure))
     more = result("pec", "mnist", 0.95, 200_000, budget=20_000, student_width=20)
     MEMORY.draw(MEMORY.points([*RESULTS, more]), tmp_path / "memory.png")
     panels = [axes for axes in drawn[0].axes if axes.get_visible()]
@@ -159,7 +159,7 @@ def test_a_panel_for_each_dataset_is_drawn_without_a_display(tmp_path, monkeypat
 
 def test_unused_places_of_the_grid_stay_empty(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(figures, "save", lambda figure, *_: drawn.append(figure))
     names = ("mnist", "svhn", "cifar10", "cifar100")
     four = replace(MEMORY, datasets=names)
     four.draw(four.points([result("slda", name, 0.5, 10) for name in names]), tmp_path / "m.png")
@@ -168,7 +168,7 @@ def test_unused_places_of_the_grid_stay_empty(tmp_path, monkeypatch):
 
 def test_small_differences_look_small(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(figures, "save", lambda figure, *_: drawn.append(figure))
     results = [result("slda", "mnist", 0.881, 1000), result("nearest_mean", "mnist", 0.88, 1010)]
     MEMORY.draw(MEMORY.points(results), tmp_path / "memory.png")
     (axes,) = drawn[0].axes
@@ -185,7 +185,7 @@ def test_without_results_it_says_what_it_needs(tmp_path):
 
 def test_panels_without_a_curve_are_left_out_if_others_have_one(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(figures, "save", lambda figure, *_: drawn.append(figure))
     points = [
         Point("slda", dataset, x=x, held=x, accuracy=50, error=0, seeds=1, split="10/1")
         for dataset, x in (("mnist", 10), ("mnist", 100), ("cifar10", 10))

@@ -126,6 +126,21 @@ def test_a_checkout_is_brought_up_to_date(tmp_path):
     assert pages.update(tmp_path, results) == []
 
 
+def test_a_figure_is_drawn_anew_when_its_points_change(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("No places.\n")
+    picture = tmp_path / "docs" / "memory.png"
+    picture.write_bytes(b"of other points")
+    results, damaged = store.read_lines([ROOT / "results" / "slda.jsonl"])
+    assert not damaged
+    assert picture in pages.update(tmp_path, results)
+    first = picture.read_bytes()
+    assert first[:4] == b"\x89PNG"
+    assert pages.update(tmp_path, results) == [] and picture.read_bytes() == first
+    fewer = [result for result in results if result.experiment.dataset != "mnist"]
+    assert pages.update(tmp_path, fewer)[-1] == picture
+
+
 def test_every_method_has_a_page_with_a_place_for_its_results():
     text = "".join(path.read_text("utf-8") for path in (ROOT / "docs" / "methods").glob("*.md"))
     assert sorted(re.findall(r"<!-- method (\w+): begin -->", text)) == sorted(METHODS)
@@ -140,3 +155,4 @@ def test_the_pages_in_the_repository_are_up_to_date():
     for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         text = path.read_text("utf-8")
         assert pages.filled(text, runs) == text, path
+    assert pages.stale(ROOT / "docs", results) == []

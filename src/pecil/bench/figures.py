@@ -5,11 +5,12 @@ memory. ``figures.toml`` says which runs they need.
 """
 
 import functools
+import hashlib
 import os
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
@@ -223,7 +224,7 @@ class Figure:
             handlelength=3,
             frameon=False,
         )
-        save(figure, path)
+        save(figure, path, digest(points))
 
     def _curves(self, axes: Any, points: Sequence[Point]) -> dict[str, Any]:
         """Draw a panel's curves, dashed where there are several classes a task."""
@@ -393,19 +394,34 @@ def roomy(axes: Any) -> None:
         axes.set_ylim((low + high - LEAST) / 2, (low + high + LEAST) / 2)
 
 
-def save(figure: Any, path: str | os.PathLike[str]) -> None:
+def digest(points: Sequence[Point]) -> str:
+    """Return what tells a picture of these points from one of others."""
+    rows = [
+        [f"{v:.6g}" if isinstance(v, float) else str(v) for v in asdict(point).values()]
+        for point in points
+    ]
+    return hashlib.sha256(repr(rows).encode()).hexdigest()
+
+
+def shows(path: str | os.PathLike[str], points: Sequence[Point]) -> bool:
+    """Say whether a picture is of these points, by what `save` wrote into it."""
+    return digest(points).encode() in Path(path).read_bytes()
+
+
+def save(figure: Any, path: str | os.PathLike[str], about: str = "") -> None:
     """Give all panels their common looks and write the figure, whole or not at all.
 
-    An SVG keeps its letters as text and is the same, byte for byte, whenever it is drawn.
+    ``about`` becomes its description, which nobody sees. An SVG keeps its letters as text and is
+    the same, byte for byte, whenever it is drawn.
     """
     from matplotlib import rc_context
 
     for axes in figure.axes:
         axes.grid(axis="y", color="0.9")
         axes.spines[["top", "right"]].set_visible(False)
-    undated = {"metadata": {"Date": None}} if Path(path).suffix == ".svg" else {}
+    metadata = {"Description": about} | ({"Date": None} if Path(path).suffix == ".svg" else {})
     with (
         written_whole(path) as temporary,
         rc_context({"svg.fonttype": "none", "svg.hashsalt": "pecil"}),
     ):
-        figure.savefig(temporary, **undated)
+        figure.savefig(temporary, metadata=metadata)

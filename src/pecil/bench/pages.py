@@ -3,7 +3,8 @@
 ``docs/tables.md`` is made whole. Other pages have places for what is made: a table between
 ``<!-- table NAME: begin -->`` and ``<!-- table NAME: end -->``, all results of a method between
 ``<!-- method NAME: begin -->`` and ``<!-- method NAME: end -->``, the points of a figure between
-``<!-- figure NAME: begin -->`` and ``<!-- figure NAME: end -->``.
+``<!-- figure NAME: begin -->`` and ``<!-- figure NAME: end -->``. A picture ``docs/NAME.png`` of a
+figure is drawn anew when its points change.
 """
 
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from pecil.bench.experiment import Result
-from pecil.bench.figures import FIGURES, Point, title_of
+from pecil.bench.figures import FIGURES, Point, shows, title_of
 from pecil.bench.sweeps import SEEDS, steps_a_sample
 from pecil.bench.tables import (
     HEADER,
@@ -44,7 +45,7 @@ BORDER = re.compile(r"<!-- (?:table|method|figure) \w+: (?:begin|end) -->")
 
 
 def update(folder: str | os.PathLike[str], results: Iterable[Result]) -> list[Path]:
-    """Bring the numbers of a checkout's README.md and docs/ up to date.
+    """Bring the numbers of a checkout's README.md and docs/, and its figures, up to date.
 
     Parameters
     ----------
@@ -56,8 +57,9 @@ def update(folder: str | os.PathLike[str], results: Iterable[Result]) -> list[Pa
     Returns
     -------
     list of Path
-        The pages that changed.
+        The pages and pictures that changed.
     """
+    results = list(results)
     runs, docs = by_kind(results), Path(folder) / "docs"
     tables = docs / "tables.md"
     pages = {
@@ -70,7 +72,21 @@ def update(folder: str | os.PathLike[str], results: Iterable[Result]) -> list[Pa
     for path in changed:
         with written_whole(path) as temporary:
             temporary.write_text(pages[path], encoding="utf-8")
+    for path, name in stale(docs, results):
+        FIGURES[name].draw(FIGURES[name].points(results), path)
+        changed.append(path)
     return changed
+
+
+def stale(docs: Path, results: Iterable[Result]) -> list[tuple[Path, str]]:
+    """Return the pictures that do not show these results, with the names of their figures."""
+    results = list(results)
+    pictures = {docs / f"{name}.png": name for name in FIGURES}
+    return [
+        (path, name)
+        for path, name in pictures.items()
+        if path.exists() and not shows(path, FIGURES[name].points(results))
+    ]
 
 
 def _read(path: Path) -> str | None:

@@ -107,7 +107,7 @@ def docs(
     folder: Annotated[Path, typer.Argument(help="A checkout of pecil.")] = Path(),
     as_json: Json = False,
 ) -> None:
-    """Bring the numbers in README.md and docs/ up to date with the published results."""
+    """Bring README.md and docs/, their figures too, up to date with the published results."""
     from pecil.bench.pages import update
     from pecil.bench.store import read_lines
 
