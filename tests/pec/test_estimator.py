@@ -587,6 +587,33 @@ def test_an_interrupted_lesson_is_learned_whole_or_not_at_all(
     assert model.classes_.tolist() == sorted(model.samples_seen_)
 
 
+@pytest.mark.parametrize("metric", ["plain", "whitened"])
+@pytest.mark.parametrize("change", ["merge", "forget"])
+def test_an_interrupted_change_is_made_whole_or_not_at_all(
+    change, metric, small, clusters, state, monkeypatch
+):
+    x, y = clusters(n=40)
+    model = small(ensemble=2, metric=metric).fit(x, y)
+    other = small(ensemble=2, metric=metric).fit(x, ["new"] * len(x))
+    before, errors, calls = state(model), model.errors(x), []
+
+    def interrupted(self, *options):
+        usual(self, *options)
+        calls.append(self)
+        if len(calls) == 1:  # of two
+            signal.raise_signal(signal.SIGINT)
+
+    name = "remove" if change == "forget" else "add"
+    usual = getattr(students.Students, name)
+    with monkeypatch.context() as now, pytest.raises(KeyboardInterrupt):
+        now.setattr(students.Students, name, interrupted)
+        getattr(model, change)("a" if change == "forget" else other)
+    assert state(model) == before
+    np.testing.assert_array_equal(model.errors(x), errors)
+    getattr(model, change)("a" if change == "forget" else other)
+    assert "new" in model.classes_ if change == "merge" else "a" not in model.classes_
+
+
 @pytest.mark.parametrize("n", [2, 40])
 def test_a_lesson_that_fails_leaves_no_untrained_class(n, small, clusters, monkeypatch):
     x, y = clusters()

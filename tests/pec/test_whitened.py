@@ -523,6 +523,30 @@ def test_an_interrupted_lesson_is_learned_whole_or_not_at_all(held, clusters, mo
     assert model.predict(more).shape == (len(more),)
 
 
+@pytest.mark.parametrize("change", ["merge", "unlearn", "forget"])
+def test_an_interrupted_change_is_made_whole_or_not_at_all(change, clusters, monkeypatch):
+    x, y = clusters()
+    other = make().fit(*clusters(labels=("c", "new"), seed=1))
+    model = make().fit(x, y)
+    if change == "unlearn":
+        model.merge(other)
+    before, errors = everything(model), model.errors(x)
+
+    def interrupted(self, *options, **more):
+        usual(self, *options, **more)
+        signal.raise_signal(signal.SIGINT)
+
+    name = "remove" if change == "forget" else "merge"
+    usual = getattr(Scatter, name)
+    with monkeypatch.context() as now, pytest.raises(KeyboardInterrupt):
+        now.setattr(Scatter, name, interrupted)
+        getattr(model, change)("c" if change == "forget" else other)
+    assert everything(model) == before
+    np.testing.assert_allclose(model.errors(x), errors, rtol=1e-12)
+    getattr(model, change)("c" if change == "forget" else other)
+    assert ("new" in model.classes_) == (change == "merge")
+
+
 def test_a_teacher_need_not_be_copied(clusters, monkeypatch):
     class Locked:
         def __init__(self):

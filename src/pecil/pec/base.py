@@ -205,8 +205,9 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
         slot = self._slot_of(label)
         if len(self._labels) == 1:
             raise ValueError(f"cannot forget {label!r}: it is the only class of this model")
-        self._drop(slot)
-        self._name_classes()
+        with self._whole_or_not():
+            self._drop(slot)
+            self._name_classes()
 
     @classmethod
     def load(
@@ -292,6 +293,13 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
                 self._name_classes()  # all was learned when Ctrl-C was heard
             raise
 
+    @contextlib.contextmanager
+    def _whole_or_not(self) -> Iterator[None]:
+        """Change copies of what was learned, and drop them if that fails or is interrupted."""
+        with self._unchanged_on_error():
+            self._keep_the_old()
+            yield
+
     # ----------------------------------------------------------------- slots, labels
 
     def _reset_classes(self) -> None:
@@ -307,6 +315,11 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
         self._seen.append(0)
         self._recent.append(self.NO_ERRORS)
         return self._slots[label]
+
+    def _keep_the_old(self) -> None:
+        """Go on with copies, so that a failure half-way can put the originals back."""
+        self._labels, self._seen = list(self._labels), list(self._seen)
+        self._recent, self._slots = list(self._recent), dict(self._slots)
 
     def _remove_class(self, slot: int) -> None:
         for values in (self._labels, self._seen, self._recent):

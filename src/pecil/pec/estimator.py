@@ -8,6 +8,7 @@ teacher h, on samples of that class alone; the class whose student errs least wi
 """
 
 import contextlib
+import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -440,6 +441,11 @@ class PEC(ErrorClassifier):
 
         check_mergeable(self, other)
         check_apart(self, other)
+        with self._whole_or_not():
+            self._join(other)
+        return self
+
+    def _join(self, other: "PEC") -> None:
         for mine, theirs in zip(self._pairs, other._pairs, strict=True):
             students = theirs.students
             mine.students.add(students.rows, students.moments, students.steps)
@@ -453,7 +459,11 @@ class PEC(ErrorClassifier):
             self._recent[slot] = other._recent[other._slots[label]].copy()
         self._forget_threshold()
         self._name_classes()
-        return self
+
+    def _keep_the_old(self) -> None:
+        super()._keep_the_old()
+        self._expected = dict(self._expected)
+        self._pairs = [replace(pair, students=copy.deepcopy(pair.students)) for pair in self._pairs]
 
     def forget(self, label: Any) -> Self:
         """Remove a class exactly: the model is what it would be had it never seen it.

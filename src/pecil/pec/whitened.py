@@ -211,10 +211,8 @@ class WhitenedPEC(ErrorClassifier):
 
     def _keep_the_old(self) -> None:
         """Go on with copies, so that a failure half-way can put the originals back."""
-        self._scatter = self._scatter.handed_on()
-        self._labels, self._seen = list(self._labels), list(self._seen)
-        self._recent, self._slots = list(self._recent), dict(self._slots)
-        self._excess = self._excess.copy()
+        super()._keep_the_old()
+        self._scatter, self._excess = self._scatter.handed_on(), self._excess.copy()
 
     def _take_in(self, raw: Any, groups: dict[Any, NDArray[np.intp]]) -> Self:
         """Learn validated samples: up to a chunk of them at once, after all their features."""
@@ -406,8 +404,9 @@ class WhitenedPEC(ErrorClassifier):
         from pecil.pec.merging import check_mergeable
 
         check_mergeable(self, other)
-        self._forget_threshold()
-        return self._join(other)
+        with self._whole_or_not():
+            self._forget_threshold()
+            return self._join(other)
 
     def _join(self, other: "WhitenedPEC") -> Self:
         for label in other._labels:
@@ -447,14 +446,15 @@ class WhitenedPEC(ErrorClassifier):
         if not any(left.values()) or other._scatter.total >= self._scatter.total:
             raise ValueError("cannot unlearn everything: no class would be left")
         slots = [self._slots[label] for label in other._labels]
-        self._scatter.merge(other._scatter, slots, sign=-1)
-        for slot in sorted(slots, reverse=True):
-            self._seen[slot] = self._scatter.counts[slot]
-            if not self._seen[slot]:
-                self._drop(slot)
-        self._excess = self._excess - other._excess
-        self._forget_threshold()
-        self._name_classes()
+        with self._whole_or_not():
+            self._scatter.merge(other._scatter, slots, sign=-1)
+            for slot in sorted(slots, reverse=True):
+                self._seen[slot] = self._scatter.counts[slot]
+                if not self._seen[slot]:
+                    self._drop(slot)
+            self._excess = self._excess - other._excess
+            self._forget_threshold()
+            self._name_classes()
         return self
 
     def forget(self, label: Any) -> Self:
