@@ -59,7 +59,7 @@ QUESTIONS: dict[str, list[dict[str, Any]]] = {
         for channels in (
             (16, 32, 64, 64, 192, 192),
             (32, 64, 128, 128, 256, 256),
-            (64, 128, 256, 256, 512, 512),
+            Settings.channels,
         )
     ],
     "views": [
@@ -131,8 +131,9 @@ def judged(weights: str, names: Names, device: str, grids: Sequence[int] = Synth
 
 def by_grids(weights: str, names: Names, device: str) -> Iterator[Row]:
     """Judge a teacher's maps over several grids."""
+    named = {"network": weights} if weights in SHIPPED else {}
     for grids in GRIDS:
-        yield {"change": {"grids": grids}, **judged(weights, names, device, grids)}
+        yield {"change": {**named, "grids": grids}, **judged(weights, names, device, grids)}
 
 
 def filters_alone(names: Names, device: str) -> Iterator[Row]:
@@ -182,7 +183,8 @@ def answers(
     if question == "shipped":
         if seed == 0:  # the weights are what they are
             yield from filters_alone(names, device)
-            yield from by_grids("small", names, device)
+            for shipped in SHIPPED:
+                yield from by_grids(shipped, names, device)
     elif question == "maps":
         with tempfile.TemporaryDirectory() as folder:
             settings = replace(USUAL, seed=seed)

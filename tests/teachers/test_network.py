@@ -1,6 +1,7 @@
+import json
 import pickle
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -232,7 +233,16 @@ def test_the_packages_weights_load_are_few_and_tell_how_they_were_made(name):
     assert all(values.isfinite().all() for values in found.tensors.values())
     settings = found.about["settings"]
     assert found.channels == settings["channels"] and found.about["steps"] == settings["steps"]
-    Settings(**settings | {"channels": tuple(settings["channels"])})  # can be trained again
+    again = Settings(**settings | {"channels": tuple(settings["channels"])})  # can be trained
+    assert json.loads(json.dumps(asdict(again))) == settings  # nothing is left to defaults
+
+
+def test_the_packages_weights_take_no_more_than_ten_megabytes():
+    """Those that are there, with room for a network of the default size beside the small one."""
+    sizes = {path.stem: path.stat().st_size for path in network.HERE.glob("*.safetensors")}
+    assert set(sizes) == set(SHIPPED)
+    default = sum(p.numel() for p in Encoder(Settings.channels).parameters())
+    assert sum(sizes.values()) + (2 * default if len(sizes) == 1 else 0) < 10_000_000
 
 
 def test_weights_of_the_package_that_are_damaged_are_refused(weights, monkeypatch, tmp_path):

@@ -37,11 +37,20 @@ FILTERS = {
 }
 """For photographs, drawings, signs of any colour on any ground."""
 
+
+def _synthetic(name: str, weights: str) -> dict[str, Recipe]:
+    """Name the teachers that some weights of the package make: for photographs, drawings, signs."""
+    strokes, signs = replace(FILTERS["strokes"], spread=1), FILTERS["signs"]
+    return {
+        name: Synthetic(weights),
+        f"{name}-strokes": Synthetic(weights, mirror=False, beside=strokes),
+        f"{name}-signs": Synthetic(weights, mirror=False, beside=signs),
+    }
+
+
 RECIPES: dict[str, Recipe] = {
     **FILTERS,
-    "synthetic": Synthetic(),
-    "synthetic-strokes": Synthetic(mirror=False, beside=replace(FILTERS["strokes"], spread=1)),
-    "synthetic-signs": Synthetic(mirror=False, beside=FILTERS["signs"]),
+    **_synthetic("synthetic", "small"),
     "relu": RandomFeatures("relu"),
     "rbf": RandomFeatures("rbf"),
     "identity": Identity(),

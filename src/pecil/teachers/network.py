@@ -28,7 +28,7 @@ SHARP = 0.01  # added to a picture's variance
 ROWS = {"cpu": 32, "cuda": 1024}  # pictures at a time
 HERE = Path(__file__).parent / "weights"
 SHIPPED = {  # weights that come with the package, and the SHA-256 of their files
-    "small": "a90f3f922dcfcffb455e5391e5cc391b8c8fc8a4f0dc87c730577632e49d0a20",
+    "small": "03caaa9c4cbc04211b20d0a5572aa68e1d5dbcf0d6fb7c52ec79c18cbfe7734d",
 }
 
 

@@ -39,7 +39,7 @@ OFFSET = 1e-4  # under a root
 class Settings:
     """All that decides what comes out."""
 
-    channels: tuple[int, ...] = (64, 128, 256, 256, 512, 512)
+    channels: tuple[int, ...] = (64, 128, 256, 256, 512, 496)
     """Channels of the six convolutions."""
     objective: str = "simclr"
     """simclr, barlow or vicreg; or scene: tell shapes, paints, directions, sizes everywhere."""
