@@ -69,8 +69,7 @@ def read_npz(path: Path, labelled: bool = True) -> Arrays:
     >>> {name: array.shape for name, array in read_npz(path).items()}
     {'train_x': (4, 2), 'train_y': (4,)}
     """
-    stored = _unpacked(path)
-    found = ", ".join(sorted(stored)) or "nothing"
+    stored, names = _unpacked(path)
     if not {"train_x", "train_y"} & set(stored):
         short = {"X": "train_x", "x": "train_x", "y": "train_y"}
         stored = {short.get(name, name): array for name, array in stored.items()}
@@ -82,9 +81,10 @@ def read_npz(path: Path, labelled: bool = True) -> Arrays:
         if x is None or (y is None and labelled):
             raise ValueError(
                 f"{path}: expected train_x and train_y, perhaps test_x and test_y; or x and y; "
-                f"found {found}"
+                f"found {', '.join(names) or 'nothing'}"
             )
         _check_samples(x, y, f"{path}: {part}_x", f"{path}: {part}_y")
+        _check_finite(x, f"{path}: {part}_x")
         arrays |= {f"{part}_x": x, f"{part}_y": y}
     if "test_x" in arrays and arrays["test_x"].shape[1:] != arrays["train_x"].shape[1:]:
         raise ValueError(
@@ -96,15 +96,15 @@ def read_npz(path: Path, labelled: bool = True) -> Arrays:
     return arrays
 
 
-def _unpacked(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an .npz archive; damage and pickles are refused."""
+def _unpacked(path: Path) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """Return the known arrays of an .npz archive, and all names; damage and pickles are refused."""
     wanted = {"x", "X", "y", "train_x", "train_y", "test_x", "test_y", "note"}
     damage = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError)
     try:
         with zipfile.ZipFile(path) as archive:  # np.load would take other kinds of files too
-            names = {name.removesuffix(".npy") for name in archive.namelist()}
+            names = sorted({name.removesuffix(".npy") for name in archive.namelist()})
         with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in sorted(names & wanted)}
+            return {name: arrays[name] for name in names if name in wanted}, names
     except PermissionError:
         raise
     except damage as error:
@@ -131,18 +131,29 @@ def _check_samples(x: NDArray[Any], y: NDArray[Any] | None, x_name: str, y_name:
         raise ValueError(f"{y_name}: sample {np.flatnonzero(missing)[0]} has no label")
 
 
+def _check_finite(x: NDArray[Any], where: str) -> None:
+    if x.dtype.kind != "f":
+        return
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(x.astype(np.float32, copy=False))
+    if not finite.all():
+        row = np.flatnonzero(~finite.reshape(len(x), -1).all(axis=1))[0]
+        raise ValueError(f"{where}: row {row} holds a number that is not finite in float32")
+
+
 def read_folder(path: Path, labelled: bool = True, on_disk: bool = False) -> Arrays:
     """Read one sub-folder of images per class, perhaps within train/ and test/.
 
     Unless `labelled`, images without sub-folders are welcome and have no labels.
 
-    Labels are the names of the sub-folders, as text. Samples are uint8 and come by
+    Labels are the names of the sub-folders, as text. Images anywhere else, beside the
+    sub-folders of classes or in folders below them, are refused. Samples are uint8 and come by
     class and file name: (n, h, w) if every image is grey, else (n, h, w, 3), without
     transparency. If they stay on disk, they are in colour and may differ in size.
     """
     from pecil.data.images import ImageFiles
 
-    folders = _folders(path)
+    folders = _folders(path, labelled)
     parts = {"train": path}
     if "train" in folders and set(folders) <= {"train", "test"}:
         parts = {part: path / part for part in ("train", "test") if part in folders}
@@ -161,8 +172,19 @@ def read_folder(path: Path, labelled: bool = True, on_disk: bool = False) -> Arr
     return arrays
 
 
-def _folders(path: Path) -> list[str]:
-    return sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+def _wanted(labelled: bool) -> str:
+    return "one sub-folder of images per class" + ("" if labelled else " or images alone")
+
+
+def _folders(path: Path, labelled: bool) -> list[str]:
+    """List the sub-folders that are not hidden; images beside them are refused."""
+    folders = sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if folders and (images := _image_files(path)):
+        raise ValueError(
+            f"{path}: expected {_wanted(labelled)}, found images beside folders, such as "
+            f"{images[0].name}"
+        )
+    return folders
 
 
 def _image_files(path: Path) -> list[Path]:
@@ -171,22 +193,34 @@ def _image_files(path: Path) -> list[Path]:
 
 def _images(path: Path, labelled: bool) -> list[tuple[Path, str | None]]:
     """List the images of every class folder with its name; or a plain folder's, with None."""
-    labels = _folders(path)
+    labels = _folders(path, labelled)
     plain = [] if labelled else _image_files(path)
-    if bool(labels) == bool(plain):
-        wanted = "one sub-folder of images per class" + ("" if labelled else " or images alone")
-        found = "both" if plain else "no folder" if labelled else "neither"
-        raise ValueError(f"{path}: expected {wanted}, found {found}")
+    if not labels and not plain:
+        found = "no folder" if labelled else "neither"
+        raise ValueError(f"{path}: expected {_wanted(labelled)}, found {found}")
     images: list[tuple[Path, str | None]] = [(file, None) for file in plain]
     for label in labels:
-        files = _image_files(path / label)
-        if not files:
-            raise ValueError(
-                f"{path / label}: expected the images of a class, found none "
-                f"({', '.join(sorted(_IMAGES))})"
-            )
-        images += [(file, label) for file in files]
+        images += [(file, label) for file in _class_files(path / label)]
     return images
+
+
+def _class_files(path: Path) -> list[Path]:
+    """List the images of a class; those in folders below might be of other classes."""
+    files = _image_files(path)
+    for folder in sorted(path.rglob("*/")):
+        below = folder.relative_to(path)
+        hidden = any(name.startswith(".") for name in below.parts)
+        if not hidden and (deeper := _image_files(folder)):
+            raise ValueError(
+                f"{path}: expected the images of a class, all in this folder, found "
+                f"{(below / deeper[0].name).as_posix()}; move them here, or give them a class of "
+                "their own"
+            )
+    if not files:
+        raise ValueError(
+            f"{path}: expected the images of a class, found none ({', '.join(sorted(_IMAGES))})"
+        )
+    return files
 
 
 def _common_form(files: list[Path]) -> tuple[str, tuple[int, int]]:
@@ -229,7 +263,8 @@ def _decoded(files: list[Path], mode: str, size: tuple[int, int]) -> NDArray[np.
 def read_table(path: Path, label: str, labelled: bool = True) -> Arrays:
     """Read a CSV (with a header) or Parquet file, one row per sample.
 
-    The column ``label`` holds the labels, kept as they are: numbers or text; unless
+    The column ``label`` holds the labels, kept as they are: numbers or text (all of them
+    text if a CSV has whole numbers as no number is written, such as 007); unless
     `labelled`, it may be absent. All others are features and become float32, not
     rescaled; a column of lists (Parquet) counts as many features as its lists are long,
     named ``column[0]`` and so on.
@@ -260,6 +295,8 @@ def read_table(path: Path, label: str, labelled: bool = True) -> Arrays:
     x = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
     where = f"{path}: column {label!r}"
     y = _labels(table.column(label), where) if label in names else None
+    if y is not None and path.suffix.lower() == ".csv":
+        y = _as_written(y, path, label)
     _check_samples(x, y, str(path), where)
     widths = [column.shape[1] for column in columns]
     named = tuple(
@@ -274,11 +311,24 @@ def _table(path: Path) -> Any:
     """Read a file into a pyarrow table."""
     arrow = needed("pyarrow", "files")
     try:
-        if path.suffix.lower() == ".csv":
-            return needed("pyarrow.csv", "files").read_csv(path)
-        return needed("pyarrow.parquet", "files").read_table(path)
+        if path.suffix.lower() != ".csv":
+            return needed("pyarrow.parquet", "files").read_table(path)
+        table = needed("pyarrow.csv", "files").read_csv(path)
     except (arrow.ArrowException, OSError) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
+    if not _is_text(table):
+        raise ValueError(f"{path} is not UTF-8, as a .csv must be: save it in this encoding")
+    return table
+
+
+def _is_text(table: Any) -> bool:
+    """Say whether names and values of a CSV file are UTF-8; pyarrow calls others binary."""
+    try:
+        names = table.column_names
+    except UnicodeDecodeError:
+        return False
+    types = needed("pyarrow", "files").types
+    return not any(types.is_binary(table.schema.field(k).type) for k in range(len(names)))
 
 
 def _features(column: Any, where: str) -> NDArray[np.float32]:
@@ -295,16 +345,27 @@ def _features(column: Any, where: str) -> NDArray[np.float32]:
         values = values.flatten()
     _check_no_gaps(values, where, per_row=len(values) // n)
     if not types.is_primitive(values.type) or types.is_temporal(values.type):
+        at = _first_text(values)
         raise ValueError(
-            f"{where}: features must be numbers, found {values.type}; leave the column out of "
-            "the file, or choose it by label= (--label)"
+            f"{where}: features must be numbers, found {values.type}, such as "
+            f"{values[at].as_py()!r:.40} in row {at // (len(values) // n)}; put a number there, "
+            "leave the column out of the file, or choose it by label= (--label)"
         )
     with np.errstate(over="ignore"):
         x = np.asarray(values.to_numpy(zero_copy_only=False), np.float32).reshape(n, -1)
-    if not np.isfinite(x).all():
-        row = np.flatnonzero(~np.isfinite(x).all(axis=1))[0]
-        raise ValueError(f"{where}: row {row} is not a finite number in float32")
+    _check_finite(x, where)
     return x
+
+
+def _first_text(values: Any) -> int:
+    """Return where the first value is that cannot be read as a number, or 0."""
+    arrow = needed("pyarrow", "files")
+    for at, value in enumerate(values.to_pylist()):
+        try:
+            arrow.scalar(value).cast(arrow.float64())
+        except arrow.ArrowException:
+            return at
+    return 0
 
 
 def _labels(column: Any, where: str) -> NDArray[Any]:
@@ -318,6 +379,21 @@ def _labels(column: Any, where: str) -> NDArray[Any]:
     if types.is_primitive(column.type) and not types.is_temporal(column.type):
         return np.asarray(column)
     raise ValueError(f"{where}: labels must be numbers or text, found {column.type}")
+
+
+def _as_written(y: NDArray[Any], path: Path, label: str) -> NDArray[Any]:
+    """Return the labels of a CSV file as text if numbers do not keep it: 007, +1, 20 digits."""
+    if y.dtype.kind not in "if":
+        return y
+    arrow, csv = needed("pyarrow", "files"), needed("pyarrow.csv", "files")
+    options = csv.ConvertOptions(include_columns=[label], column_types={label: arrow.string()})
+    column = csv.read_csv(path, convert_options=options).column(label)
+    texts = [text.strip() for text in column.to_pylist()]
+    for number, text in set(zip(y.tolist(), texts, strict=True)):
+        whole = isinstance(number, int) or text.lstrip("+-").isdigit()
+        if whole and str(int(number)) != text:
+            return np.array(texts)
+    return y
 
 
 def _check_no_gaps(values: Any, where: str, per_row: int = 1) -> None:

@@ -37,6 +37,7 @@ def check_samples(estimator: Any, X: Any, *, reset: bool, layout: str) -> Raw:
     ndarray or Tensor
         The samples as they came, uint8 or float32: no copy where none is needed.
     """
+    _check_whole("X", X)
     table = not isinstance(X, Tensor) and _dimensions(X) < 3
     if table:
         raw = validate_data(estimator, X, reset=reset, dtype=[np.float32, np.uint8])
@@ -86,6 +87,20 @@ def warn_of_scale(x: Tensor) -> None:
             "or give mean and std",
             UserWarning,
             stacklevel=4,
+        )
+
+
+def _check_whole(name: str, values: Any) -> None:
+    """Refuse sparse tensors and arrays with masked entries: both hold less than they seem to."""
+    if isinstance(values, Tensor) and values.layout != torch.strided:
+        raise ValueError(
+            f"Sparse data was passed for {name}, but dense data is required. Use '.to_dense()' to "
+            "convert to a dense tensor."
+        )
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        raise ValueError(
+            f"{name} has masked entries, but every one is needed: fill them in (numpy.ma.filled), "
+            "or leave out the samples that have them"
         )
 
 
@@ -198,6 +213,8 @@ def check_labels(y: Any, n: int) -> list[Any]:
     numbers = [label for label in labels if isinstance(label, float)]
     if not all(map(math.isfinite, numbers)):
         raise ValueError("Input y contains NaN or infinity.")
+    if missing := [*filter(_missing, set(labels))]:
+        raise ValueError(f"y must hold one label for each sample, but it contains {missing[0]!r}")
     if len(numbers) == n and not all(label.is_integer() for label in numbers):
         raise ValueError(
             "Unknown label type: continuous. Expected classes, but y holds fractions such as "
@@ -219,13 +236,36 @@ def plain(label: Any) -> Any:
 def _unwrapped(label: Any) -> Any:
     if isinstance(label, tuple):
         return tuple(_unwrapped(part) for part in label)
-    number = isinstance(label, np.generic | np.ndarray | Tensor) and label.ndim == 0
-    return label.item() if number else label
+    if not isinstance(label, np.generic | np.ndarray | Tensor) or label.ndim:
+        return label
+    _check_whole("y", label)
+    _check_no_times(label.dtype)
+    return label.item()
+
+
+def _missing(label: Any) -> bool:
+    """Tell NaN, NaT and NA: alone of all labels, they do not equal themselves."""
+    try:
+        return bool(label != label)
+    except (TypeError, RuntimeError):  # of NA, and of tensors that are no single label
+        return True
+
+
+def _check_no_times(dtype: Any) -> None:
+    """Refuse dates and durations, whose unit a plain number would lose."""
+    if getattr(dtype, "kind", None) in ("m", "M"):
+        raise ValueError(
+            f"labels must be numbers or text, but y holds {dtype}: convert them, say to text by "
+            "astype(str)"
+        )
 
 
 def _array(y: Any) -> list[Any]:
     """Return the labels of an array, a tensor, a series or the like."""
+    _check_whole("y", y)
     array = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    _check_no_times(getattr(y, "dtype", None))  # a time zone makes an array of objects of them
+    _check_no_times(array.dtype)
     if array.ndim == 2 and array.shape[1] == 1:
         warnings.warn(
             "A column-vector y was passed when a 1d array was expected",
