@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -45,9 +46,10 @@ def test_settings_name_parameters_that_exist(dataset):
 
 
 OTHER, FEATURES = "van_de_ven_2021", "cifar100_features"
+ELSEWHERE = ["mnist", "fashion_mnist", "cifar10", FEATURES, "core50"]
 
 
-@pytest.mark.parametrize("dataset", ["mnist", "fashion_mnist", "cifar10", FEATURES, "core50"])
+@pytest.mark.parametrize("dataset", ELSEWHERE)
 def test_another_setup_has_settings_of_its_own(dataset):
     found = {}
     for name, method in METHODS.items():
@@ -161,6 +163,59 @@ def test_unknown_names_are_refused_with_the_choice():
         planned("ere", "digits")
     with pytest.raises(ValueError, match="pec has no setting lrr; it has .*lr, "):
         planned("pec", "digits", lrr=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "kind"),
+    [
+        ("er", {"lr": "abc"}, "float"),
+        ("slda", {"shrinkage": "abc"}, "float"),
+        ("ewc", {"hidden": "abc"}, "Sequence[int]"),
+        ("er", {"hidden": [10, "abc"]}, "Sequence[int]"),
+        ("lwf", {"augment": 3}, "bool"),
+        ("pec", {"size": 2.5}, "int | None"),
+    ],
+)
+def test_settings_of_the_wrong_type_are_refused(method, settings, kind):
+    ((name, value),) = settings.items()
+    message = f"{method}: {name} must be of type {kind}, but it is {value!r}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        planned(method, "digits", **settings)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "setup"),
+    [*((name, "") for name in DATASETS), *((name, OTHER) for name in ELSEWHERE)],
+)
+def test_settings_that_are_chosen_have_the_right_types(dataset, setup):
+    for name in METHODS:
+        chosen = settings_for(name, dataset, "", 1, setup)
+        assert planned(name, dataset, setup=setup, **chosen).settings == chosen
+
+
+def test_settings_may_be_of_types_that_are_like_those_told():
+    like = {"lr": 1, "hidden": (10, np.int64(5)), "width": np.int32(3), "batch_size": 5}
+    assert planned("er", "digits", **like).settings.items() >= like.items()
+    assert planned("randumb", "digits", shrinkage=1, gamma=None, dim=None, memory=9)
+
+
+def test_a_learner_that_says_no_types_gets_any_settings(monkeypatch):
+    class Plain(FineTuning):
+        def __init__(self, *given, width=3, **more):
+            super().__init__(*given, **more)
+
+    known = METHODS["finetuning"]
+    for learner in (Plain, lambda *given, **more: Plain(*given, **more)):
+        monkeypatch.setitem(METHODS, "finetuning", replace(known, learner=learner))
+        assert planned("finetuning", "digits", width="wide").settings["width"] == "wide"
+
+
+@pytest.mark.parametrize("settings", [{"lr": "abc"}, {"hidden": [-1]}, {"sizzle": 1}])
+def test_a_learner_that_cannot_be_made_is_named_with_its_settings(settings):
+    experiment = Experiment("er", "digits", settings=settings, buffer=9)
+    told = re.escape(f"er cannot be made with the settings {settings | {'buffer': 9}}: ")
+    with pytest.raises(ValueError, match=told):
+        run(experiment, device="cpu")
 
 
 def test_without_a_split_classes_come_one_at_a_time(tmp_path):
@@ -362,6 +417,26 @@ def test_a_single_class_is_always_right_and_fine_tuning_forgets_the_others():
     assert result.accuracy_after_task[0] == 1
     assert result.accuracy < 0.2
     assert result.accuracy_per_class["9"] > 0.8
+
+
+@pytest.mark.parametrize("more", [{"epochs": 3}, {"steps": 20, "batch_size": 10}])
+def test_what_comes_in_several_passes_is_handed_over_once_if_the_method_likes(more, monkeypatch):
+    """PEC's teacher answers once for each sample, and what comes out is the same."""
+    experiment = planned("pec", "digits", **SMALL, **more)
+    seen, learn = [], METHODS["pec"].learner.learn
+
+    def noted(self, x, y, order=None):
+        seen.append((len(x), None if order is None else len(order)))
+        learn(self, x, y, order)
+
+    monkeypatch.setattr(METHODS["pec"].learner, "learn", noted)
+    once = run(experiment, device="cpu")
+    monkeypatch.setitem(METHODS, "pec", replace(METHODS["pec"], again=False))
+    repeated = run(experiment, device="cpu")
+    assert once.accuracy == pytest.approx(repeated.accuracy, abs=0.01)
+    with_order = [(n, m) for n, m in seen if m is not None]
+    assert all(m > n for n, m in with_order)
+    assert sum(m for _, m in with_order) == sum(n for n, m in seen if m is None)
 
 
 def test_the_seed_and_the_settings_reach_the_method():

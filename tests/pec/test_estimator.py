@@ -587,6 +587,46 @@ def test_an_interrupted_lesson_is_learned_whole_or_not_at_all(
     assert model.classes_.tolist() == sorted(model.samples_seen_)
 
 
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_samples_may_come_in_an_order_again_and_again(batch_size, small, clusters, state):
+    """As if they were given so, but that the teacher is asked once for each."""
+    x, y = clusters(n=10)
+    order = np.random.default_rng(0).integers(0, len(x), 100)
+    asked = []
+    again, plain = (small(batch_size=batch_size).fit(x, y) for _ in range(2))
+    answer = type(again._pairs[0].teacher).__call__
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            type(again._pairs[0].teacher),
+            "__call__",
+            lambda self, x: asked.append(len(x)) or answer(self, x),
+        )
+        again.partial_fit(x, y, order=order)
+    plain.partial_fit(x[order], np.asarray(y)[order])
+    assert sum(asked) <= len(x)
+    assert again.samples_seen_ == plain.samples_seen_
+    np.testing.assert_allclose(again.errors(x), plain.errors(x), rtol=1e-4)
+    before = state(again)
+    again.partial_fit(x, y, order=[])
+    assert state(again) == before
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        ([0.5], "order must be a row of whole numbers, but it is float64 of shape .1,."),
+        ([[0]], "whole numbers, but it is int64 of shape .1, 1."),
+        ([0, 30], "positions from 0 to 29, but it has some from 0 to 30"),
+        ([-1, 2], "positions from 0 to 29, but it has some from -1 to 2"),
+    ],
+)
+def test_an_order_of_other_than_positions_is_refused(order, words, small, clusters):
+    x, y = clusters(n=10)
+    with pytest.raises(ValueError, match=words):
+        small().partial_fit(x, y, order=order)
+
+
 @pytest.mark.parametrize("metric", ["plain", "whitened"])
 @pytest.mark.parametrize("change", ["merge", "forget"])
 def test_an_interrupted_change_is_made_whole_or_not_at_all(

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import inspect
 import json
 import platform
 import re
@@ -11,8 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from importlib import resources
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 import numpy as np
 import torch
@@ -22,7 +25,7 @@ from torch.utils.flop_counter import flop_registry
 import pecil
 from pecil.data import DATASETS, Dataset, Stream, Task, load, stream
 from pecil.data.registry import digest
-from pecil.methods import METHODS, Learner, check_settings
+from pecil.methods import METHODS, Learner, Method, check_settings
 from pecil.methods.learner import Array
 from pecil.pec.machine import one_thread
 
@@ -257,6 +260,7 @@ def planned(
     if method not in METHODS:
         raise ValueError(f"expected a method out of {', '.join(METHODS)}, got {method!r}")
     check_settings(method, changes, METHODS[method].settings)
+    _check_kinds(method, changes)
     for name, given, least in (("epochs", epochs, 1), ("buffer", buffer, 0), ("steps", steps, 0)):
         if type(given) is not int or given < least:
             raise ValueError(f"{name}: expected a whole number of at least {least}, got {given!r}")
@@ -286,6 +290,29 @@ def planned(
         random_classes=random_classes,
         data=digest(dataset),
     )
+
+
+def _check_kinds(method: str, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError if a setting is not of the type that the method's learner tells."""
+    kinds: dict[str, Any] = {}
+    for owner in reversed(getattr(METHODS[method].learner, "__mro__", ())):
+        parameters = inspect.signature(owner.__init__).parameters
+        kinds |= {name: parameter.annotation for name, parameter in parameters.items()}
+    for name, value in settings.items():
+        if not _is_a(kinds.get(name, Any), value):
+            expected = inspect.formatannotation(kinds[name]).removeprefix("collections.abc.")
+            raise ValueError(f"{method}: {name} must be of type {expected}, but it is {value!r}")
+
+
+def _is_a(kind: Any, value: Any) -> bool:
+    """Tell whether a value is of a type, as far as an annotation tells."""
+    if isinstance(kind, UnionType):
+        return any(_is_a(one, value) for one in get_args(kind))
+    if get_origin(kind) is Sequence:
+        own = isinstance(value, list | tuple)
+        return own and all(_is_a(one, part) for one in get_args(kind) for part in value)
+    meant = {int: Integral, float: Real, Any: object, inspect.Parameter.empty: object}
+    return not isinstance(kind, type) or isinstance(value, meant.get(kind, kind))
 
 
 def run(
@@ -339,7 +366,7 @@ def run(
         exam = _Exam(learner, classes, tasks.class_order, data.test_x, data.test_y)
         for task in _in_steps(tasks, experiment):
             with _timed(seconds, "fit"):
-                _teach(learner, task, whole=method.independent and not experiment.steps)
+                _teach(learner, task, method, whole=not experiment.steps)
             if per_task and task.index + 1 < len(tasks):
                 with _timed(seconds, "test"):
                     exam.take((task.index + 1) * tasks.classes_per_task)
@@ -408,15 +435,20 @@ def _learner(experiment: Experiment, n_classes: int, data: Dataset, device: str)
         settings.pop("batch_size", None)  # the stream's
     if experiment.buffer:
         settings["buffer"] = experiment.buffer
-    return method.learner(
-        n_classes,
-        data.train_x.shape[1:],
-        mean=data.mean,
-        std=data.std,
-        seed=experiment.seed,
-        device=device,
-        **settings,
-    )
+    try:
+        return method.learner(
+            n_classes,
+            data.train_x.shape[1:],
+            mean=data.mean,
+            std=data.std,
+            seed=experiment.seed,
+            device=device,
+            **settings,
+        )
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(
+            f"{experiment.method} cannot be made with the settings {settings}: {error}"
+        ) from error
 
 
 def held_out(data: Dataset, seed: int) -> Dataset:
@@ -504,12 +536,15 @@ class _Exam:
         return float(np.mean(lost))
 
 
-def _teach(learner: Learner, task: Task, *, whole: bool) -> None:
-    """Present a task, batch by batch or as a whole."""
+def _teach(learner: Any, task: Task, method: Method, *, whole: bool) -> None:
+    """Present a task, batch by batch, or as a whole to a method that does not mind."""
     labels, counts = np.unique(task.y, return_counts=True)
     learner.begin_task(dict(zip(labels.tolist(), counts.tolist(), strict=True)))
-    for x, y in [(task.x, task.y)] if whole else task.batches():
-        learner.learn(x, y)
+    if method.again and len(task.passes) > 1:
+        learner.learn(*task.once())
+    else:
+        for x, y in [(task.x, task.y)] if method.independent and whole else task.batches():
+            learner.learn(x, y)
     learner.end_task()
 
 

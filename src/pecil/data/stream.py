@@ -59,6 +59,18 @@ class Task:
         """All labels, one pass after the other."""
         return self._dataset.train_y[np.concatenate(self.passes)]
 
+    def once(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.intp]]:
+        """Return each sample once, the labels, and the order in which they come in all passes.
+
+        >>> from pecil.data import load, stream
+        >>> (task,) = stream(load("digits"), "joint", epochs=2)
+        >>> x, y, order = task.once()
+        >>> len(x), len(order), bool((x[order] == task.x).all())
+        (1442, 2884, True)
+        """
+        rows, order = np.unique(np.concatenate(self.passes), return_inverse=True)
+        return self._dataset.train_x[rows], self._dataset.train_y[rows], order
+
     def batches(self) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """Yield (x, y), batch by batch; the last one of a pass may be smaller."""
         for rows in self.passes:

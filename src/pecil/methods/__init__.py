@@ -100,6 +100,8 @@ class Method:
     """Is it handed each pass over a task as a whole, to cut it into batches itself?"""
     revisits: bool = False
     """Does it go over a task's samples again when the task ends, and hold them until then?"""
+    again: bool = False
+    """Does it take the samples of several passes once, and the order in which they come again?"""
     joint: bool = False
     """Are all classes one task?"""
     supports: Callable[[Sequence[int]], bool] = any_shape
@@ -175,6 +177,7 @@ METHODS = {
                 *("balancing", "size"),
             ),
             independent=True,
+            again=True,
         ),
         Method(
             name="randumb",

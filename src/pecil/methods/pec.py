@@ -87,11 +87,16 @@ class PECLearner:
         """Tell the schedule how many samples of these classes will come."""
         self.pec.set_params(expected_samples=dict(counts))
 
-    def learn(self, x: Array, y: Array) -> None:
-        """Learn samples in their order."""
+    def learn(self, x: Array, y: Array, order: Array | None = None) -> None:
+        """Learn samples in their order, or in another one in which they may come again."""
+        if order is not None and self.pec.equal_budgets is True:  # needs all there is to learn
+            x, y, order = x[order], y[order], None
         x = self._sized(x)
         whole = len(np.unique(y)) == self.n_classes and not hasattr(self.pec, "classes_")
-        (self.pec.fit if whole else self.pec.partial_fit)(x, y)
+        if whole and order is None:
+            self.pec.fit(x, y)
+        else:
+            self.pec.partial_fit(x, y, order=order)
         if self.kept is not None:
             self.kept.add(x=torch.as_tensor(x), y=torch.as_tensor(y))
             self.balanced = None

@@ -385,3 +385,32 @@ def grouped(labels: list[Any]) -> dict[Any, NDArray[np.intp]]:
     for position, label in enumerate(labels):
         groups.setdefault(label, []).append(position)
     return {label: np.asarray(at) for label, at in groups.items()}
+
+
+def split_order(order: ArrayLike | None, groups: dict[Any, NDArray[np.intp]]) -> dict[Any, Tensor]:
+    """Return for each label the order in which its samples come, as positions in its group.
+
+    >>> groups = {"a": np.array([0, 2]), "b": np.array([1])}
+    >>> split_order([2, 1, 0, 2], groups)
+    {'a': tensor([1, 0, 1]), 'b': tensor([0])}
+    """
+    if order is None:
+        return {label: torch.arange(len(at)) for label, at in groups.items()}
+    n = sum(map(len, groups.values()))
+    asked = np.asarray(order)
+    if asked.ndim != 1 or (len(asked) and asked.dtype.kind not in "iu"):
+        raise ValueError(
+            f"order must be a row of whole numbers, but it is {asked.dtype} of shape {asked.shape}"
+        )
+    asked = asked.astype(np.int64)
+    if len(asked) and not 0 <= asked.min() <= asked.max() < n:
+        raise ValueError(
+            f"order must have positions from 0 to {n - 1}, but it has some from {asked.min()} to "
+            f"{asked.max()}"
+        )
+    group, place = np.empty(n, np.int64), np.empty(n, np.int64)
+    for k, at in enumerate(groups.values()):
+        group[at], place[at] = k, np.arange(len(at))
+    return {
+        label: torch.from_numpy(place[asked[group[asked] == k]]) for k, label in enumerate(groups)
+    }

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from pecil.pec.base import RECENT, ErrorClassifier, count, grouped, one_of
+from pecil.pec.base import RECENT, ErrorClassifier, count, grouped, one_of, split_order
 from pecil.pec.inputs import check_labels, check_samples
 from pecil.pec.machine import most, one_thread, uninterrupted
 from pecil.pec.networks import ACTIVATIONS, INITS, KINDS, Architecture
@@ -38,6 +38,11 @@ AFTER = 0.01  # share of the learning rate once a class is past its expected sam
 FEW = 32  # samples that are learned in one go, before which Ctrl-C waits
 SCORED = 4096  # samples that are on the device at a time while scoring
 TEACHER, STUDENT, ORDER = range(3)  # uses of the seed
+
+
+def _updates(plans: Mapping[Any, tuple[Tensor, list[float]]]) -> int:
+    """Return how many samples are to be learned, those that come again counted again."""
+    return sum(len(order) for order, _ in plans.values())
 
 
 @dataclass
@@ -257,16 +262,26 @@ class PEC(ErrorClassifier):
             self._expected = {label: len(order) for label, (order, _) in plans.items()}
             return self._learn(raw, groups, plans)
 
-    def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
+    def partial_fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        classes: ArrayLike | None = None,
+        *,
+        order: ArrayLike | None = None,
+    ) -> Self:
         """Go on learning: one sample or many, of known classes or new ones.
 
         Parameters
         ----------
         X : array-like or Tensor
-            Samples, learned once each, in their order.
+            Samples, learned once each, in their order, unless ``order`` says otherwise.
         y : array-like of n hashable labels
         classes : ignored
             New classes need no announcement; here for scikit-learn's sake.
+        order : array-like of int, optional
+            Positions of samples, as they are to be learned: the same one may come again and
+            again. The teacher is asked only once for each.
         """
         self._check_parameters()
         first = not hasattr(self, "classes_")
@@ -281,8 +296,9 @@ class PEC(ErrorClassifier):
             if first:
                 self._start()
                 self._warn_of_scale(raw)
-            plans = {label: self._continued(label, len(at)) for label, at in groups.items()}
-            with one_thread(len(raw) < LONG and self._small):
+            orders = split_order(order, groups)
+            plans = {label: self._continued(label, own) for label, own in orders.items()}
+            with one_thread(_updates(plans) < LONG and self._small):
                 return self._learn(raw, groups, plans)
 
     @property
@@ -306,12 +322,12 @@ class PEC(ErrorClassifier):
         order = torch.cat(passes)[:length]
         return order, self._rates(0, length, length)
 
-    def _continued(self, label: Any, n: int) -> tuple[Tensor, list[float]]:
-        """Order and learning rates of the next n samples of a class in ``partial_fit``."""
+    def _continued(self, label: Any, order: Tensor) -> tuple[Tensor, list[float]]:
+        """Order and learning rates of the next samples of a class in ``partial_fit``."""
         seen = self._seen[self._slots[label]] if label in self._slots else 0
         if self.equal_budgets is not False:
-            n = max(0, min(n, self.equal_budgets * self.batch_size - seen))
-        return torch.arange(n), self._rates(seen, n, self._awaited(label))
+            order = order[: max(0, self.equal_budgets * self.batch_size - seen)]
+        return order, self._rates(seen, len(order), self._awaited(label))
 
     def _awaited(self, label: Any) -> int | None:
         """Return the samples over which a class's learning rate falls, if they are known."""
@@ -332,7 +348,7 @@ class PEC(ErrorClassifier):
         groups: dict[Any, NDArray[np.intp]],
         plans: dict[Any, tuple[Tensor, list[float]]],
     ) -> Self:
-        quick = len(raw) < FEW and all(isinstance(p.teacher, Teacher) for p in self._pairs)
+        quick = _updates(plans) < FEW and all(isinstance(p.teacher, Teacher) for p in self._pairs)
         wait = uninterrupted() if quick else contextlib.nullcontext()
         with wait, self._as_before(groups, copies=not quick):
             known = len(self._labels)
