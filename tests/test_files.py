@@ -2,6 +2,7 @@
 
 import os
 import stat
+import tempfile
 import threading
 import time
 
@@ -9,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from pecil.files import alone, read_tensors, write_tensors, written_whole
+from pecil.files import alone, check_writable, read_tensors, write_tensors, written_whole
 
 
 @pytest.fixture
@@ -155,6 +156,54 @@ def test_a_folder_is_not_replaced(tmp_path):
     with pytest.raises(IsADirectoryError, match="it is a folder"), written_whole(folder):
         pytest.fail("nothing may be written")
     assert names(tmp_path) == ["results"]
+
+
+@pytest.mark.parametrize("before", ["old", None])
+def test_a_link_stays_and_what_it_leads_to_is_written(before, tmp_path):
+    (tmp_path / "links").mkdir()
+    (tmp_path / "files").mkdir()
+    link, target = tmp_path / "links" / "latest.txt", tmp_path / "files" / "first"
+    if before:
+        target.write_text(before)
+    link.symlink_to("../files/first")
+    with written_whole(link) as temporary:
+        temporary.write_text("new")
+        assert temporary.parent.samefile(target.parent) and temporary.suffix == ".txt"
+    assert link.is_symlink() and not target.is_symlink()
+    assert target.read_text() == "new"
+    assert names(tmp_path / "links") + names(tmp_path / "files") == ["latest.txt", "first"]
+
+
+@pytest.mark.parametrize("begin", [check_writable, lambda path: written_whole(path).__enter__()])
+def test_what_is_no_file_is_refused(begin, tmp_path):
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        with pytest.raises(FileExistsError, match=f"{path}: it is a device or a pipe, not a file"):
+            begin(path)
+    assert pipe.is_fifo() and link.is_symlink()
+    assert names(tmp_path) == ["link", "pipe"]
+
+
+@pytest.mark.parametrize("begin", [check_writable, lambda path: written_whole(path).__enter__()])
+def test_a_folder_that_takes_no_files_is_named(begin, target, monkeypatch):
+    def refuse(**_):
+        raise PermissionError(13, "Permission denied", "/.note-3kqtviw6.txt")
+
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    with pytest.raises(PermissionError) as refused:
+        begin(target)
+    told = f"cannot write {target}: no file can be made in {target.parent}: Permission denied"
+    assert str(refused.value) == told
+
+
+def test_looking_whether_a_file_can_be_written_changes_nothing(target):
+    check_writable(target)
+    assert names(target.parent) == []
+    target.write_text("old")
+    check_writable(str(target))
+    assert names(target.parent) == ["note.txt"] and target.read_text() == "old"
 
 
 def test_tensors_are_written_as_the_library_reads_them(tmp_path):

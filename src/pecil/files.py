@@ -26,11 +26,12 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     The temporary file lies beside its target, so that the final rename is atomic:
     a reader, a crash or Ctrl-C sees either the old file or the whole new one.
+    A symbolic link stays, and what it leads to is written.
 
     Parameters
     ----------
     path : path-like
-        The file to be written; its folder must exist.
+        The file to be written; its folder must exist. A folder, a device or a pipe is refused.
 
     Yields
     ------
@@ -46,16 +47,7 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     >>> target.read_text()
     'all of it'
     """
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"cannot write {target}: there is no folder {target.parent}")
-    if target.is_dir():
-        raise IsADirectoryError(f"cannot write {target}: it is a folder")
-    handle, name = tempfile.mkstemp(
-        prefix=f".{target.stem}-", suffix=target.suffix, dir=target.parent
-    )
-    os.close(handle)
-    temporary = Path(name)
+    target, temporary = _begun(Path(path))
     try:
         yield temporary
         temporary.chmod(_mode(target))
@@ -64,6 +56,39 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise the OSError that `written_whole` would raise at once; change nothing.
+
+    Parameters
+    ----------
+    path : path-like
+        The file that is to be written later.
+    """
+    _, temporary = _begun(Path(path))
+    temporary.unlink()
+
+
+def _begun(path: Path) -> tuple[Path, Path]:
+    """Return the file that a path leads to, and an empty temporary one beside it."""
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {path}: there is no folder {target.parent}")
+    if path.is_dir():
+        raise IsADirectoryError(f"cannot write {path}: it is a folder")
+    if path.exists() and not path.is_file():
+        raise FileExistsError(f"cannot write {path}: it is a device or a pipe, not a file")
+    try:
+        handle, name = tempfile.mkstemp(
+            prefix=f".{target.stem}-", suffix=path.suffix, dir=target.parent
+        )
+    except OSError as error:
+        raise type(error)(
+            f"cannot write {path}: no file can be made in {target.parent}: {error.strerror}"
+        ) from error
+    os.close(handle)
+    return target, Path(name)
 
 
 @contextlib.contextmanager

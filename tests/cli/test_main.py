@@ -1,3 +1,5 @@
+import json
+import math
 import os
 import re
 import signal
@@ -6,10 +8,13 @@ import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
+import typer
 
 from pecil import cli
+from pecil.cli import common
 
 
 @pytest.mark.parametrize(
@@ -18,6 +23,11 @@ from pecil import cli
         ("fit nothing.csv -o m.pecil", "'nothing.csv' is neither a dataset nor a path"),
         ("fit digits -o no/such/m.pecil", "there is no folder no/such"),
         ("fit digits -o results", "cannot write results: it is a folder"),
+        ("fit digits -o foreign.pecil", "foreign.pecil: it is there and is no pecil model; choose"),
+        ("fit foreign.pecil -o foreign.pecil", "cannot write foreign.pecil: it is what is to be"),
+        ("fit digits -o m.pecil --method pec --set size=9", "PEC has no setting size; it has act"),
+        ("fit digits -o m.pecil --method pec --set balancing=buffer", "no setting balancing; it"),
+        ("fit digits -o m.pecil --set size=9", "Whitened PEC has no setting size; it has channels"),
         (
             "fit digits -o m.pecil --method pec --set lrr=1",
             "PEC has no setting lrr; it has activation, ",
@@ -56,6 +66,19 @@ from pecil import cli
         ("run pec digits --split 3/3", "possible are 10/1"),
         ("run pec digits --set shuffle=true", "pec has no setting shuffle; it has"),
         ("run pec digits --save-results no/such/r.jsonl", "there is no folder no/such"),
+        ("run er digits --set lr=abc", "er: lr must be of type float, but it is 'abc'"),
+        ("run slda digits --set shrinkage=abc", "slda: shrinkage must be of type float, but it is"),
+        ("run ewc digits --set hidden=abc", "ewc: hidden must be of type Sequence[int], but"),
+        ("run ewc digits --set lam=[1]", "ewc: lam must be of type float, but it is [1]"),
+        ("run er digits --set hidden=[-1]", "er cannot be made with the settings {'hidden': [-1]"),
+        ("run pec digits --save-results foreign.pecil/r.jsonl", "there is no folder foreign.pecil"),
+        (
+            "run pec foreign.pecil --save-results foreign.pecil",
+            "foreign.pecil: it is what is to be",
+        ),
+        ("table --results foreign.pecil -o foreign.pecil", "foreign.pecil: it is what is to be"),
+        ("report --results foreign.pecil -o foreign.pecil", "foreign.pecil: it is what is to be"),
+        ("figure memory --store foreign.pecil -o foreign.pecil", "foreign.pecil: it is what is to"),
         ("run finetuning digits --set batch_size=0", "batch_size must be a whole number from 1"),
         ("table table9", "expected a table out of table1, table2, "),
         ("table --results nothing.jsonl", "nothing.jsonl"),
@@ -108,6 +131,24 @@ def test_a_command_that_is_not_understood_is_exit_code_2(line, pecil):
     code, out, err = pecil(*line.split())
     assert (code, out) == (2, "")
     assert "Usage" in err
+
+
+def test_help_names_the_extras_that_are_needed(pecil):
+    named = set()
+    for name, command in typer.main.get_command(cli.app).commands.items():
+        code, out, _ = pecil(name, "--help")
+        texts = [command.help, *(getattr(param, "help", None) for param in command.params)]
+        extras = set(re.findall(r"pecil\\?\[\w+]", " ".join(filter(None, texts))))
+        wanted = {extra.replace("\\", "") for extra in extras}
+        assert code == 0 and wanted == {extra for extra in wanted if extra in out}, name
+        named |= wanted
+    assert named == {"pecil[search]", "pecil[timm]"}
+
+
+def test_json_has_null_for_what_is_no_number(capsys):
+    common.print_json({"a": [math.nan, np.float32("inf"), 1.5], "b": "NaN ä", "c": -math.inf})
+    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert told == {"a": [None, None, 1.5], "b": "NaN ä", "c": None}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 import csv
+import os
 import re
 import sys
+import tempfile
 import warnings
 
 import numpy as np
@@ -14,6 +16,7 @@ from pecil import PEC, WhitenedPEC, load
 from pecil.cli import models
 from pecil.data import Features
 from pecil.data import load as load_data
+from pecil.pec.base import ErrorClassifier
 
 
 def test_fit_learn_predict_on_own_data(tmp_path, data, ok):
@@ -210,8 +213,133 @@ def test_samples_like_no_known_class_get_the_label_of_the_rejected(tmp_path, dat
         rows = ok("predict", path, data(labels, seed=5), "--reject-as", "none")["predictions"]
         shares[labels] = np.mean([row["label"] == "none" for row in rows])
     assert shares["h"] > 0.5 > 0.1 > shares["ab"]
-    rows = ok("predict", path, data("h"), "--reject-as", "-1")["predictions"]
-    assert -1 in {row["label"] for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("labels", "written", "label"),
+    [
+        (["a", "b"], "-1", "-1"),
+        ([0, 1], "-1", -1),
+        ([0, 1], "01", "01"),
+        ([0, 1], "none", "none"),
+        ([0, 1], "1.5", "1.5"),
+        ([0.0, 1.0], "-1", -1.0),
+        ([0.0, 1.0], "1.5", 1.5),
+        ([0.0, 1.0], "1e3", "1e3"),
+        ([0.0, 1.0], "nan", "nan"),
+        ([0.0, 1.0], "-inf", "-inf"),
+        ([0, 1], "[1]", "[1]"),
+    ],
+)
+def test_the_label_of_the_rejected_is_a_text_or_of_the_models_kind(
+    tmp_path, ok, labels, written, label
+):
+    (x, y), path = samples(list("ab"), n=99), tmp_path / "model.pecil"
+    WhitenedPEC(memory=2000).fit(x, np.array(labels)[(y == "b").astype(int)]).save(path)
+    np.savez(tmp_path / "far.npz", x=99 * x)
+    for options in ((), ("--novelty",)):
+        told = ok("predict", path, tmp_path / "far.npz", "--reject-as", written, *options)
+        answers = {row["label"] for row in told["predictions"]} - set(labels)
+        assert answers == {label} and {type(answer) for answer in answers} == {type(label)}
+
+
+@pytest.mark.parametrize("options", [SMALL, WHITENED])
+def test_novelty_is_asked_for_without_further_errors(tmp_path, data, ok, monkeypatch, options):
+    path, asked, counted = tmp_path / "model.pecil", data("abch", seed=5), []
+    ok("fit", data("ab", n=300), "-o", path, *options)
+    novelty, usual = load(path).novelty(np.load(asked)["x"]).tolist(), ErrorClassifier.errors
+
+    def errors(self, x):
+        counted.append(len(x))
+        return usual(self, x)
+
+    for more in ((), ("--reject-as", "none")):
+        plain = ok("predict", path, asked, *more)["predictions"]
+        with monkeypatch.context() as then:
+            then.setattr(ErrorClassifier, "errors", errors)
+            then.setattr(WhitenedPEC, "discriminants", None)
+            told = ok("predict", path, asked, *more, "--novelty")["predictions"]
+        assert [row.pop("novelty") for row in told] == novelty
+        assert told == plain
+    assert counted == [120, 120]
+    assert {row["label"] for row in told} == {"a", "b", "none"}
+
+
+def test_what_is_read_is_not_overwritten(tmp_path, data, model, pecil):
+    own, other = data("ab"), tmp_path / "other.pecil"
+    table = data("ab", kind="csv")
+    hard, soft = tmp_path / "hard", tmp_path / "soft"
+    hard.hardlink_to(table)
+    soft.symlink_to(table)
+    other.write_bytes(model.read_bytes())
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for line in (
+        ("fit", table, "-o", table),
+        ("fit", table, "-o", hard),
+        ("fit", soft, "-o", table),
+        ("fit", tmp_path / "." / own.name, "-o", own),
+        ("learn", model, table, "-o", table),
+        ("predict", model, table, "-o", table),
+        ("predict", model, own, "-o", model),
+        ("features", own, "--network", "net.pt", "-o", own),
+        ("features", "digits", "--network", own, "-o", own),
+    ):
+        code, out, err = pecil(*line)
+        assert (code, out) == (1, "")
+        assert f"cannot write {line[-1]}: it is what is to be read; choose another name" in err
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_model_takes_the_place_of_nothing_but_a_model(tmp_path, data, model, ok, pecil):
+    table, other = data("ab", kind="csv"), tmp_path / "other.pecil"
+    before = table.read_bytes()
+    for line in (
+        ("fit", data("ab"), "-o", table),
+        ("learn", model, data("ab"), "-o", table),
+        ("merge", model, model, "-o", table),
+    ):
+        code, out, err = pecil(*line)
+        assert (code, out, table.read_bytes()) == (1, "", before)
+        assert f"cannot write {table}: it is there and is no pecil model; choose another" in err
+    whole = model.read_bytes()
+    for content in (b"", whole[:-9], whole.replace(b'\\"format\\": 2', b'\\"format\\": 1')):
+        assert content != whole
+        other.write_bytes(content)
+        ok("fit", data("ab"), "-o", other, *SMALL)
+        assert load(other).samples_seen_ == {"a": 30, "b": 30}
+
+
+def test_a_link_to_a_model_stays_and_the_model_learns(tmp_path, data, model, ok):
+    link = tmp_path / "link.pecil"
+    link.symlink_to(model)
+    ok("learn", link, data("c"))
+    assert link.is_symlink() and not model.is_symlink()
+    assert list(load(model).classes_) == ["a", "b", "c"]
+
+
+def test_a_pipe_is_not_replaced(tmp_path, data, model, pecil):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for line in (("fit", data("ab")), ("learn", model, data("ab")), ("predict", model, data("a"))):
+        code, out, err = pecil(*line, "-o", pipe)
+        assert (code, out, pipe.is_fifo()) == (1, "", True)
+        assert f"cannot write {pipe}: it is a device or a pipe, not a file" in err
+
+
+def test_a_place_that_takes_no_file_is_found_before_anything_is_learned(
+    tmp_path, data, model, pecil, monkeypatch
+):
+    def refuse(**_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    for kind in (PEC, WhitenedPEC):
+        for name in ("fit", "partial_fit"):
+            monkeypatch.setattr(kind, name, lambda *_: pytest.fail("nothing may be learned"))
+    for line in (("fit", data("ab")), ("learn", model, data("ab"))):
+        code, out, err = pecil(*line, "-o", tmp_path / "m.pecil")
+        assert (code, out) == (1, "")
+        assert f"m.pecil: no file can be made in {tmp_path}: Permission denied" in err
 
 
 def test_a_table_with_a_chosen_column_of_labels(tmp_path, data, ok, pecil):
@@ -444,6 +572,18 @@ def test_info_tells_what_a_model_knows(model, ok, pecil):
     assert code == 0
     assert "parameters" in out
     assert re.search(r"\ba\b.*30", out)
+
+
+def test_info_tells_of_a_model_with_a_callable_teacher(tmp_path, ok, pecil):
+    (x, y), path = samples(list("ab")), tmp_path / "model.pecil"
+    fitted = PEC(teacher=torch.nn.Flatten(), student_width=4, architecture="mlp").fit(x, y)
+    fitted.save(path)
+    facts = ok("info", path)
+    assert facts["settings"]["teacher"] == "<Flatten>"
+    assert facts["classes"] == [{"label": c, "samples": 30} for c in "ab"]
+    assert facts["n_parameters"] == fitted.n_parameters_ == 2 * facts["n_parameters_per_class"]
+    code, out, _ = pecil("info", path)
+    assert code == 0 and re.search(r"\nteacher +<Flatten>\n", out)
 
 
 def test_data_of_another_shape_leaves_the_model_as_it_was(tmp_path, model, pecil):

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from pecil import PEC, ModelFileError
+from pecil import PEC, ModelFileError, WhitenedPEC
 from pecil.pec import saving, teacher
+from pecil.teachers import RandomFeatures
 
 SETTINGS = {
     "mlp": {},
@@ -200,6 +201,28 @@ def test_describe_tells_without_loading(saved, file):
     assert set(about["labels"]) == {"a", "b", "c"}
     assert about["threshold"] == model.threshold_
     assert about["parameters"]["student_width"] == 4
+    assert about["sizes"]["n_parameters"] == model.n_parameters_
+    assert about["sizes"]["n_parameters_per_class"] == model.n_parameters_per_class_
+    assert set(about["sizes"]) == {"n_parameters", "n_parameters_per_class"}
+
+
+def test_parameters_are_described_as_they_were(clusters, file):
+    teacher = RandomFeatures("relu")
+    model = WhitenedPEC(teacher=teacher, dim=30).fit(*clusters())
+    model.save(file)
+    about = saving.describe(file)
+    assert about["parameters"]["teacher"] == teacher
+    assert about["sizes"] == {"n_parameters": model.n_parameters_, "n_features": 30}
+    PEC(student_width=4, teacher_width=9, expected_samples={("a", 1): 5}).fit(*clusters()).save(
+        file
+    )
+    assert saving.describe(file)["parameters"]["expected_samples"] == {("a", 1): 5}
+
+
+def test_a_teacher_of_the_users_is_described_by_its_name(small, clusters, file):
+    x, y = clusters(shape=SHAPE)
+    small(teacher=torch.nn.Flatten(), output_dim=None, channels="first").fit(x, y).save(file)
+    assert saving.describe(file)["parameters"]["teacher"] == "<Flatten>"
 
 
 # ------------------------------------------------------------------------------- pickles
@@ -384,6 +407,16 @@ def test_a_foreign_file_is_refused(read, content, file):
     file.write_bytes(content)
     with pytest.raises(ModelFileError, match=r"model\.pecil is (not a pecil model|damaged)"):
         read(file)
+
+
+def test_a_model_is_told_from_other_files_even_if_it_cannot_be_read(saved, file):
+    _, content = saved
+    assert saving.is_model(file)
+    file.write_bytes(content[:-9])
+    assert saving.is_model(file)
+    for other in (b"", b"x,label\n1,a\n" * 99, safetensors.torch.save({"w": torch.ones(3)})):
+        file.write_bytes(other)
+        assert not saving.is_model(file)
 
 
 @pytest.mark.parametrize(("other", "whose"), [(1, "an older"), (3, "a newer")])

@@ -22,6 +22,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from pecil.files import check_writable
+
 if TYPE_CHECKING:
     from pecil.bench import Result
 
@@ -128,12 +130,12 @@ def value_of(text: str) -> Any:
         return text.strip()
 
 
-def check_output(path: Path) -> None:
-    """Refuse to begin what could not be saved in the end."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}")
-    if path.is_dir():
-        raise IsADirectoryError(f"cannot write {path}: it is a folder")
+def check_output(path: Path, *inputs: str | Path | None) -> None:
+    """Refuse to begin what could not be saved in the end, or only over what is to be read."""
+    check_writable(path)
+    read = [Path(given) for given in inputs if given is not None]
+    if path.exists() and any(given.exists() and path.samefile(given) for given in read):
+        raise ValueError(f"cannot write {path}: it is what is to be read; choose another name")
 
 
 @contextmanager
@@ -152,8 +154,9 @@ def progress(description: str) -> Iterator[Callable[[float, float], None]]:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON."""
-    print(json.dumps(value, default=_plain, ensure_ascii=False, indent=2))
+    """Print a value as JSON, which has no NaN and no infinity: they become null."""
+    plain = json.loads(json.dumps(value, default=_plain), parse_constant=lambda _: None)
+    print(json.dumps(plain, ensure_ascii=False, allow_nan=False, indent=2))
 
 
 def _plain(value: Any) -> Any:

@@ -1,9 +1,11 @@
 """Commands for models of your own: fit, features, learn, predict, info, merge."""
 
 import csv
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -27,7 +29,6 @@ from pecil.cli.common import (
     print_table,
     progress,
     settings_of,
-    value_of,
 )
 from pecil.files import written_whole
 
@@ -107,7 +108,7 @@ def fit(
     """
     import numpy as np
 
-    check_output(output)
+    _check_model_output(output, data)
     settings = settings_of(changes)
     if standardise and {"mean", "std"} & set(settings):
         raise typer.BadParameter("give --standardise or mean and std, not both")
@@ -143,7 +144,7 @@ def features(
     data: Data,
     network: Annotated[
         str,
-        typer.Option(help="timm:NAME, pre-trained (needs pecil[timm]); or a TorchScript file."),
+        typer.Option(help=r"timm:NAME, pre-trained (needs pecil\[timm]); or a TorchScript file."),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to save them, an .npz.")],
     size: Annotated[
@@ -168,7 +169,7 @@ def features(
     from pecil.data.registry import data_folder
     from pecil.methods import check_settings
 
-    check_output(output)
+    check_output(output, data, network)
     if output.suffix.lower() != ".npz":
         raise ValueError(f"expected a name that ends in .npz for the features, got {output}")
     extractor = Features(network, size=size, device=device)
@@ -208,7 +209,7 @@ def learn(
 ) -> None:
     """Go on learning: more samples of known classes, and new classes."""
     target = output or model
-    check_output(target)
+    _check_model_output(target, data)
     learner = _model(model, device)
     samples = _load_for(learner, data, label)
     labels = _known(learner, samples.train_y)
@@ -249,7 +250,7 @@ def predict(
     on standard error if the predictions are printed.
     """
     if output is not None:
-        check_output(output)
+        check_output(output, model, data)
     learner = _model(model, device)
     samples = _load_for(learner, data, label, labelled=False)
     x, y, files = samples.test_x, samples.test_y, samples.test_files
@@ -279,7 +280,7 @@ def predict(
 @of_models()
 def info(model: Model, as_json: Json = False) -> None:
     """Show what a saved model is and knows."""
-    facts = _facts(_model(model, "cpu"), model)
+    facts = _facts(model)
     if as_json:
         print_json(facts)
     else:
@@ -300,7 +301,7 @@ def merge(
     """
     if len(models) < 2:
         raise typer.BadParameter("expected two models or more")
-    check_output(output)
+    _check_model_output(output)
     merged: Any = _model(models[0], "cpu")
     for path in models[1:]:
         other = _model(path, "cpu")
@@ -317,16 +318,35 @@ def _new(method: Estimator, data: str, given: Mapping[str, Any]) -> Any:
     from pecil.methods import METHODS, check_settings, whitened_pec
 
     make: Callable[..., Any] = whitened_pec if method is Estimator.WHITENED_PEC else pecil.PEC
-    owner, options = METHODS[method].title, METHODS[method].options
-    if unknown := set(given).difference(options):
+    owner, options = METHODS[method].title, _options(method)
+    if unknown := set(given) - options:
         for other in Estimator:
-            if unknown.issubset(METHODS[other].options):
+            if unknown <= _options(other):
                 owner += f", unlike --method {other},"
         check_settings(owner, unknown, sorted(options))
     settings = settings_for(method, data, **given)
     if data in DATASETS and "expected_classes" in options:
         settings.setdefault("expected_classes", DATASETS[data].n_classes)
     return make(**settings)
+
+
+def _options(method: Estimator) -> set[str]:
+    """Return what can be said of an estimator, without what the benchmark adds to it."""
+    from pecil.methods import METHODS
+
+    options = set(METHODS[method].options)
+    return options if method is Estimator.WHITENED_PEC else options & set(pecil.PEC().get_params())
+
+
+def _check_model_output(path: Path, *inputs: str) -> None:
+    """Refuse a bad place for a model before any work begins, such as a file of another kind."""
+    from pecil.pec.saving import is_model
+
+    check_output(path, *inputs)
+    if path.exists() and path.stat().st_size and not is_model(path):
+        raise ValueError(
+            f"cannot write {path}: it is there and is no pecil model; choose another name"
+        )
 
 
 def _model(path: Path, device: str) -> "Classifier":
@@ -457,19 +477,42 @@ def _predictions(
     files: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
     """Predict chunk by chunk: one row (index, file if known, label, novelty if asked) a sample."""
-    options = {} if reject_as is None else {"reject_as": value_of(reject_as)}
+    options = {} if reject_as is None else {"reject_as": _of_kind(model, reject_as)}
+    if options and not hasattr(model, "threshold_"):
+        model.calibrate()
     rows: list[dict[str, Any]] = []
     with progress(f"predicting {len(x):,} samples") as show:
         for start in range(0, len(x), CHUNK):
             chunk = x[start : start + CHUNK]
-            for label in model.predict(chunk, **options).tolist():
-                file = {"file": files[len(rows)]} if files else {}
-                rows.append({"index": len(rows), **file, "label": label})
             if novelty:
-                for row, value in zip(rows[start:], model.novelty(chunk).tolist(), strict=True):
-                    row["novelty"] = value
+                found = _with_novelty(model, chunk, **options)
+            else:
+                found = [{"label": label} for label in model.predict(chunk, **options).tolist()]
+            for answer in found:
+                file = {"file": files[len(rows)]} if files else {}
+                rows.append({"index": len(rows), **file, **answer})
             show(len(rows), len(x))
     return rows
+
+
+def _with_novelty(model: "Classifier", x: "Array", **options: Any) -> list[dict[str, Any]]:
+    """Return what `predict` and `novelty` say; the errors are computed once."""
+    errors = model.errors(x)
+    labels, novelty = model.classes_[errors.argmin(1)].tolist(), errors.min(1).tolist()
+    if options:
+        pairs = zip(labels, novelty, strict=True)
+        labels = [options["reject_as"] if n > model.threshold_ else label for label, n in pairs]
+    return [{"label": label, "novelty": n} for label, n in zip(labels, novelty, strict=True)]
+
+
+def _of_kind(model: "Classifier", text: str) -> Any:
+    """Read a label: a number where the model's labels are and are written so, else a text."""
+    known = {type(label) for label in model.samples_seen_}
+    for kind in (int, float):
+        with suppress(ValueError):
+            if kind in known and _written(kind(text)) == text and abs(kind(text)) < math.inf:
+                return kind(text)
+    return text
 
 
 def _accuracy(rows: Sequence[Mapping[str, Any]], y: "Array") -> float:
@@ -484,28 +527,27 @@ def _write_csv(file: TextIO, rows: Sequence[Mapping[str, Any]]) -> None:
     writer.writerows(rows)
 
 
-def _facts(model: "Classifier", path: Path) -> dict[str, Any]:
+def _facts(path: Path) -> dict[str, Any]:
     """Return what there is to say about a saved model."""
-    seen = model.samples_seen_
-    if isinstance(model, pecil.PEC):
-        size = {"n_parameters_per_class": model.n_parameters_per_class_}
-    else:
-        size = {"n_features": model.dim_}
+    from pecil.pec.inputs import in_order
+    from pecil.pec.saving import describe
+
+    about = describe(path)
+    labels, seen = about["labels"], about["seen"]
     return {
         "model": path,
-        "kind": type(model).__name__,
+        "kind": about["model"],
         "bytes": path.stat().st_size,
-        "input_shape": model.input_shape_,
-        "n_parameters": model.n_parameters_,
-        **size,
-        "classes": [{"label": c, "samples": seen[c]} for c in model.classes_.tolist()],
-        "settings": model.get_params(),
+        "input_shape": about["input_shape"],
+        **about.get("sizes", {}),
+        "classes": [{"label": labels[k], "samples": seen[k]} for k in in_order(labels)],
+        "settings": about["parameters"],
     }
 
 
 def _print_saved(model: "Classifier", path: Path, samples: "Dataset | None", as_json: bool) -> None:
     """Report on a model just saved, with its accuracy where there are samples to test it."""
-    facts = _facts(model, path)
+    facts = _facts(path)
     if samples is not None and samples.test_x is not None and samples.test_y is not None:
         rows = _predictions(model, samples.test_x)
         facts["accuracy"] = _accuracy(rows, samples.test_y)

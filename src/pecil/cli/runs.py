@@ -107,7 +107,7 @@ def run(
     if seed and seeds:
         raise typer.BadParameter("give --seed or --seeds, not both")
     if save_results is not None:
-        check_output(save_results)
+        check_output(save_results, dataset)
     settings: dict[str, Any] = {"epochs": epochs, "steps": steps, "buffer": buffer}
     settings |= {"random_classes": random_classes, "setup": setup} | settings_of(changes)
     asked = [
@@ -360,7 +360,7 @@ def search(
         typer.Option(metavar="KEY=[VALUE,...]", help="Values to try; by default the paper's."),
     ] = None,
     sampler: Annotated[
-        Sampler, typer.Option(help="All combinations, or what Optuna suggests (pecil[search]).")
+        Sampler, typer.Option(help=r"All combinations, or what Optuna suggests (pecil\[search]).")
     ] = Sampler.GRID,
     trials: Annotated[int, typer.Option(min=1, help="How many, for tpe.")] = 30,
     workers: Workers = None,

@@ -89,6 +89,8 @@ def table(
     """Show our results next to the paper's, as Markdown."""
     from pecil.bench import pages, tables
 
+    if output is not None:
+        check_output(output, results, store)
     found = stored(results, store)
     if as_json:
         names = [name] if name else list(tables.definitions())
@@ -135,7 +137,7 @@ def figure(
     if name not in FIGURES:
         raise ValueError(f"expected a figure out of {', '.join(FIGURES)}, got {name!r}")
     target = output or Path(f"pecil-{name}.png")
-    check_output(target)
+    check_output(target, results, store)
     points = FIGURES[name].points(stored(results, store))
     FIGURES[name].draw(points, target)
     if as_json:
@@ -156,7 +158,7 @@ def report(
     """Put all tables and figures on one page, ours next to the paper's, each with its runs."""
     from pecil.bench.report import write
 
-    check_output(output)
+    check_output(output, results, store)
     found = stored(results, store)
     write(found, output)
     facts = {"report": output, "results": len(found)}

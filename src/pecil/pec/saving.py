@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from pecil.pec.base import ErrorClassifier
 
 FORMAT = 2
+LONGEST = 2**27  # bytes of a head; safetensors reads none that is longer
+SIZES = {  # numbers told without a model being made, and their attributes
+    "n_parameters": "n_parameters_",
+    "n_parameters_per_class": "n_parameters_per_class_",
+    "n_features": "dim_",
+}
 Model = TypeVar("Model", bound="ErrorClassifier")
 RECIPES: dict[str, Any] = {
     recipe.__name__: recipe for recipe in (Filters, Identity, RandomFeatures, Synthetic)
@@ -43,6 +49,7 @@ def save(model: "ErrorClassifier", path: str | os.PathLike[str], *, optimizer: b
     about = {
         "format": FORMAT,
         "model": type(model).__name__,
+        "sizes": {name: getattr(model, of) for name, of in SIZES.items() if hasattr(model, of)},
         "parameters": _parameters(model),
         "input_shape": model.input_shape_,
         "feature_names": getattr(model, "feature_names_in_", np.empty(0)).tolist(),
@@ -109,10 +116,8 @@ def _made(
     teacher: Any,
 ) -> Model:
     """Make a model from what a file holds."""
-    parameters = _with_labels(about["parameters"], _decode)
+    parameters = _decoded(about["parameters"])
     parameters["teacher"] = _teacher(path, parameters["teacher"], teacher)
-    if isinstance(parameters.get("expected_samples"), list):
-        parameters["expected_samples"] = dict(parameters["expected_samples"])
     model = cls(**parameters | {"device": device})
     model.input_shape_ = tuple(about["input_shape"])
     model.n_features_in_ = int(np.prod(model.input_shape_))
@@ -127,11 +132,18 @@ def _made(
     return model
 
 
+def _decoded(saved: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters that `_parameters` made fit for JSON; a callable stays a text."""
+    parameters = _with_labels(saved, _decode)
+    parameters["teacher"] = _recipe(parameters["teacher"])
+    if isinstance(parameters.get("expected_samples"), list):
+        parameters["expected_samples"] = dict(parameters["expected_samples"])
+    return parameters
+
+
 def _teacher(path: Path, saved: Any, given: Any) -> Any:
     """Return the teacher parameter of a saved model: what the file says, or the one given."""
-    if isinstance(saved, dict):
-        saved = _recipe(saved)
-    elif saved.startswith("<"):
+    if isinstance(saved, str) and saved.startswith("<"):
         if given is None:
             raise ModelFileError(
                 f"{path} was trained with the teacher {saved}, which the file cannot hold: give "
@@ -181,13 +193,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not path.is_file():
         raise FileNotFoundError(f"there is no model file {path}")
     content = path.read_bytes()
-    try:
-        (length,) = struct.unpack("<Q", content[:8])
-        header = json.loads(content[8 : 8 + length])
-        metadata = header["__metadata__"]
-        text, digest = metadata["pecil"], metadata["sha256"]
-    except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ModelFileError(f"{path} is not a pecil model, or its head is damaged") from error
+    text, digest = _head(path, content)
     try:
         tensors = safetensors.load(content)
     except Exception as error:  # the library's own errors are many
@@ -204,11 +210,34 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return about, tensors
 
 
+def _head(path: Path, content: bytes) -> tuple[str, str]:
+    """Return the metadata, as JSON, and the checksum that a model begins with."""
+    try:
+        (length,) = struct.unpack("<Q", content[:8])
+        header = json.loads(content[8 : 8 + length])
+        metadata = header["__metadata__"]
+        return metadata["pecil"], metadata["sha256"]
+    except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelFileError(f"{path} is not a pecil model, or its head is damaged") from error
+
+
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the metadata of a model file, labels decoded."""
+    """Return the metadata of a model file, labels and parameters decoded; no model is made."""
     about, _ = _read(Path(path))
     about["labels"] = label_array([_decode(label) for label in about["labels"]]).tolist()
+    about["parameters"] = _decoded(about["parameters"])
     return about
+
+
+def is_model(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a file begins as a model does, of this format or another, whole or not."""
+    with open(path, "rb") as file:
+        content = file.read(LONGEST)
+    try:
+        _head(Path(path), content)
+    except ModelFileError:
+        return False
+    return True
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
