@@ -13,6 +13,7 @@ from pecil.pec import scatter
 from pecil.pec.scatter import Scatter, _oas
 
 DIM = 7
+VIEWS = torch.randn(DIM, 2, generator=torch.Generator().manual_seed(0))
 
 
 def samples(n, dim=DIM, classes=3, seed=0, offset=2.0):
@@ -25,9 +26,11 @@ def samples(n, dim=DIM, classes=3, seed=0, offset=2.0):
     return torch.from_numpy(x).float(), y
 
 
-def summary(x, y, classes=None, batches=None):
+def summary(x, y, classes=None, batches=None, views=None, waiting=None):
     """Return the summary of samples, taken in class by class or in the batches given."""
-    made = Scatter(x.shape[1], torch.device("cpu"))
+    made = Scatter(x.shape[1], torch.device("cpu"), views)
+    if waiting is not None:
+        made._waiting = made._waiting[:waiting]
     made.grow(classes or int(y.max()) + 1)
     for part in batches or [np.arange(len(y))]:
         for slot in np.unique(y[part]):
@@ -164,10 +167,16 @@ def test_removing_a_class_leaves_the_scatter():
 def test_waiting_rows_count_as_if_they_were_factorised(shrinkage, factorised):
     """A stream that alternates updates and predictions agrees at each step with a dense inverse."""
     x, y = samples(150, classes=4)
-    made = summary(x[:30], y[:30], classes=4)
+    made = summary(x[:30], y[:30], classes=4, views=VIEWS)
     for end in range(31, 151):
         made.add(int(y[end - 1]), x[end - 1 : end])
         factor = made.factor(shrinkage)
+        at_once = summary(x[:end], y[:end], views=VIEWS, waiting=1).factor(shrinkage)
+        asked = x[:3] - made.means.mean(0), made.means - made.means.mean(0)
+        expected = at_once.students.changes(*asked, 0.5)
+        np.testing.assert_allclose(
+            factor.students.changes(*asked, 0.5), expected, rtol=1e-2, atol=1e-2
+        )
         inverse, means = shrunk_inverse(x[:end], y[:end], factor)
         np.testing.assert_allclose(
             factor.weights() * factor.scale, means @ inverse, rtol=2e-4, atol=1e-5

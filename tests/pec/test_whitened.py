@@ -44,6 +44,7 @@ SETTINGS = {
     "fixed shrinkage": {"teacher": "rbf", "shrinkage": 0.2},
     "normalised": {"teacher": "rbf", "mean": [0.5, 1, 2], "std": (1, 2, 3.5)},
     "memory": {"teacher": "rbf", "dim": None, "memory": 900},
+    "views": {"teacher": "rbf", "views": 5},
 }
 every_setting = pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
 SHAPE = (3, 5, 6)
@@ -67,7 +68,8 @@ def make(**changes):
 def everything(model):
     """Return all that a model has learned, to the last bit."""
     scatter = model._scatter
-    tensors = (scatter._matrix, scatter.waiting, scatter.means)
+    seen = scatter.seen
+    tensors = (scatter._matrix, scatter.waiting, scatter.means, seen.own, seen.shared)
     return (
         [tensor.numpy().tobytes() for tensor in tensors],
         (scatter.counts[:], scatter.total, model.samples_seen_, model.classes_.tolist()),
@@ -368,14 +370,18 @@ def test_samples_without_any_spread(samples):
 # ------------------------------------------------------------------------------- memory
 
 
-@given(st.integers(1, 300), st.integers(1, 200), st.integers(0, 10**9))
-def test_memory_gives_the_largest_dimension_that_fits(dim, classes, more):
-    def numbers(dim):
-        return dim * (dim + 1) // 2 + classes * dim
+@given(st.integers(1, 300), st.integers(1, 200), st.integers(0, 10**9), st.integers(0, 3))
+def test_memory_gives_the_largest_dimension_that_fits(dim, classes, more, views):
+    views = min(views, dim)
+
+    def numbers(dim, classes=classes):
+        return dim * (dim + 1) // 2 + classes * dim * (1 + views)
 
     memory = numbers(dim) + more % (numbers(dim + 1) - numbers(dim))
-    model = make(dim=None, memory=memory, expected_classes=classes).fit(np.eye(2, 3), [0, 1])
+    model = make(dim=None, memory=memory, views=views, expected_classes=classes)
+    model.fit(np.eye(2, 3), [0, 1])
     assert model.dim_ == dim
+    assert model.set_params(views=7).n_parameters_ == numbers(dim, classes=2)
 
 
 def test_default_memory():
@@ -599,6 +605,24 @@ def test_decisions_can_be_calibrated():
     model = make(dim=300, mean=8, std=8).fit(x[:400], y[:400])
     calibrated = CalibratedClassifierCV(FrozenEstimator(model)).fit(x[400:1000], y[400:1000])
     assert calibrated.score(x[1000:], y[1000:]) > model.score(x[1000:], y[1000:]) - 0.02
+
+
+def test_linear_students_tell_classes_of_one_mean_apart():
+    """Half of the features are the other half, or its opposite: only that tells the class."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(2, size=2000)
+    half = rng.normal(size=(2000, 5))
+    x = np.concatenate([half, half * (2 * y - 1)[:, None]], 1) + 0.3 * rng.normal(size=(2000, 10))
+    model = make(teacher="identity", dim=None, views=5, trust=0).fit(x[:1000], y[:1000])
+    blind = model.score(x[1000:], y[1000:])
+    constant = make(teacher="identity", dim=None).fit(x[:1000], y[:1000])
+    np.testing.assert_allclose(model.errors(x), constant.errors(x), rtol=1e-5)
+    model.set_params(trust=0.2)
+    assert blind < 0.6 and model.score(x[1000:], y[1000:]) > 0.8
+    scores = -0.5 * model.dim_ * model.errors(x)
+    np.testing.assert_allclose(
+        np.diff(model.discriminants(x)), np.diff(scores), rtol=1e-3, atol=1e-3
+    )
 
 
 def test_errors_are_whitened_distances(clusters):
@@ -1090,7 +1114,10 @@ def test_parameters_of_any_kind_are_saved(options, clusters, file):
     np.testing.assert_allclose(loaded.errors(x), model.errors(x), rtol=1e-6, atol=1e-6)
 
 
-def test_a_file_holds_the_triangle_and_the_means(clusters, file):
+def test_a_file_holds_the_triangle_and_the_students(clusters, file):
+    make(views=4).fit(*clusters()).save(file)
+    with safetensors.safe_open(file, "np") as content:
+        assert content.get_tensor("seen").shape == (3, 4, 30)
     make().fit(*clusters()).save(file)
     with safetensors.safe_open(file, "np") as content:
         assert sorted(content.keys()) == ["means", "recent", "scatter"]
@@ -1278,10 +1305,15 @@ def test_bad_labels_change_nothing(y, message, clusters):
         ({"dim": None, "memory": "big"}, "memory must be a positive number, but it is 'big'"),
         ({"dim": None, "memory": 10}, "memory=10 is too small: one feature .*10 .*take 11 num"),
         ({"memory": 1000}, "give either memory or dim"),
+        ({"views": -1}, "views must be a whole number of at least 0, but it is -1"),
+        ({"views": 2.5}, "views must be a whole number of at least 0, but it is 2.5"),
+        ({"views": 31}, "views must be at most the number of features, 30, but it is 31"),
         ({"expected_classes": 0}, "expected_classes must be a whole number of at least 1.* is 0"),
         ({"mirror": "yes"}, "mirror must be None, True or False, but it is 'yes'"),
         ({"mirror": True}, "mirror=True is for teachers of images, but teacher is 'auto'"),
         ({"mirror": False, "teacher": "rbf"}, "mirror=False is for teachers of images.*'rbf'"),
+        ({"trust": -0.1}, "trust must be a number between 0 and 1, but it is -0.1"),
+        ({"trust": "much"}, "trust must be a number between 0 and 1, but it is 'much'"),
         ({"shrinkage": -0.1}, "shrinkage must be 'oas' or a number between 0 and 1.* is -0.1"),
         ({"shrinkage": 1.5}, "shrinkage must be 'oas' or a number between 0 and 1.* is 1.5"),
         ({"shrinkage": True}, "shrinkage must be 'oas' or a number between 0 and 1.* is True"),

@@ -95,7 +95,7 @@ class WhitenedLearner:
 
     @property
     def n_parameters(self) -> int:
-        """The numbers in the triangle of the covariance and in the means."""
+        """The numbers in the triangle of the covariance and in the students."""
         return self.model.n_parameters_
 
     @property

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from pecil.pec.machine import in_full, linear
+from pecil.pec.views import Students, Views
 
 ROWS = 4096  # samples added to the scatter at a time
 FEWEST_WAITING = 256
@@ -46,6 +47,8 @@ class Scatter:
     dim : int
         Features (D).
     device : torch.device
+    views : Tensor, optional
+        (D, k): classes have linear students that look at a sample through them.
 
     Attributes
     ----------
@@ -55,10 +58,13 @@ class Scatter:
         (classes, D).
     total : int
         Samples in the scatter; those of forgotten classes stay.
+    seen : Views
+        What classes' scatters look like through the views, of which there may be none.
     """
 
-    def __init__(self, dim: int, device: torch.device) -> None:
+    def __init__(self, dim: int, device: torch.device, views: Tensor | None = None) -> None:
         self.dim = dim
+        self.seen = Views(torch.zeros(dim, 0) if views is None else views, device)
         self.counts: list[int] = []
         self.means = torch.zeros(0, dim, device=device, dtype=torch.float64)
         self.total = 0
@@ -91,6 +97,7 @@ class Scatter:
         other = copy.copy(self)
         other.counts, other.means = list(self.counts), self.means.clone()
         other._matrix, other._waiting = self._matrix.clone(), self._waiting.clone()
+        other.seen = self.seen.copied()
         other._factors, self._factors = self._factors, {}
         other._gauge, self._gauge = self._gauge, None
         return other
@@ -101,6 +108,7 @@ class Scatter:
         """Make room for new classes."""
         self.counts += [0] * classes
         self.means = torch.cat([self.means, self.means.new_zeros(classes, self.dim)])
+        self.seen.grow(classes)
 
     def add(self, slot: int, features: Tensor) -> None:
         """Take in samples (b, D) of one class; none are fine."""
@@ -116,11 +124,12 @@ class Scatter:
                 between = (step * math.sqrt(n * b / (n + b))).to(part.dtype)
                 moved = torch.cat([moved, between.unsqueeze(0)])
             self._take(moved)
+            self.seen.add(slot, moved)
             self.means[slot] += step * (b / (n + b))
             self.counts[slot] += b
             self.total += b
             for factor in (*self._factors.values(), *([self._gauge] if self._gauge else [])):
-                factor.stale.add(slot)
+                factor.learned(slot)
 
     def _take(self, rows: Tensor) -> None:
         """Add Σ r rᵀ over the rows, now or later."""
@@ -155,6 +164,7 @@ class Scatter:
         keep = [k for k in range(len(self.counts)) if k != slot]
         self.means = self.means[keep]
         del self.counts[slot]
+        self.seen.remove(slot)
         self._factors, self._gauge = {}, None
 
     @in_full
@@ -163,6 +173,7 @@ class Scatter:
 
         With ``sign`` −1 take it away again.
         """
+        self.seen.merge(other.seen, slots, sign)
         moved = []
         for theirs, slot in enumerate(slots):
             n, b = self.counts[slot], sign * other.counts[theirs]
@@ -170,6 +181,7 @@ class Scatter:
             if n + b:
                 moved.append(step * math.sqrt(abs(n * b / (n + b))))
                 self.means[slot] += step * (b / (n + b))
+                self.seen.add(slot, moved[-1].to(self._matrix.dtype).unsqueeze(0), sign)
             else:
                 self.means[slot] = 0
             self.counts[slot] += b
@@ -182,7 +194,7 @@ class Scatter:
         self._forget_factors()
 
     def restore(self, counts: list[int], means: Tensor, matrix: Tensor, total: int) -> None:
-        """Take over what a file holds."""
+        """Take over what a file holds, but for what is seen."""
         self.counts, self.total = list(counts), total
         self.means, self._matrix = means.clone(), matrix.clone()
         self._forget_factors()
@@ -216,6 +228,7 @@ class Scatter:
         share = factor.rho * self.dim / trace if trace > 0 else 0.0  # a / (1 − a)
         factor.scale = self.total * (1 + share)
         factor.shrinkage = share / (1 + share) if trace > 0 else 1.0
+        factor.update_students(self.seen)
         return factor
 
     def gauge(self, shrinkage: float | None) -> tuple["Factor", float]:
@@ -265,13 +278,21 @@ class Factor:
         self.solved = self.lower.new_empty(0, dim)  # Vᵀ
         self.small = self.lower.new_empty(0, 0)  # UV
         self.means = self.lower.new_empty(0, dim)  # M A⁻¹
-        self.stale: set[int] = set()
+        self.seen = self.lower.new_empty(0, 0, dim)  # C_c A⁻¹, (classes, views, D)
+        self.students: Students | None = None
+        self.stale: set[int] = set()  # classes that have learned since means were taken in
+        self.unseen: set[int] = set()  # since what views see of them was
 
     def handed_on(self) -> "Factor":
         """Return one to be updated in the place of this one, which stays as it is."""
         other = copy.copy(self)
-        other.stale = set(self.stale)
+        other.stale, other.unseen = set(self.stale), set(self.unseen)
         return other
+
+    def learned(self, slot: int) -> None:
+        """Take note that a class has learned."""
+        self.stale.add(slot)
+        self.unseen.add(slot)
 
     def update_rows(self, waiting: Tensor) -> None:
         """Take in the rows that have come, the last of those that wait."""
@@ -294,6 +315,21 @@ class Factor:
             self.means = torch.cat([self.means, self.means.new_empty(means[known:].shape)])
             self.means[changed] = self._solve(means[changed])
             self.stale.clear()
+
+    def update_students(self, seen: Views) -> None:
+        """Take in what views see of classes that are new or have changed."""
+        known = len(self.seen)
+        changed = sorted(self.unseen | set(range(known, len(seen.own))))
+        if not seen.n or not changed:  # if no class has learned no rows have come either
+            return
+        room = self.lower.new_empty(len(seen.own), *seen.shared.shape)
+        room[:known] = self.seen.view(known, *seen.shared.shape)
+        room[changed] = self._solve(seen.own[changed].flatten(0, 1)).view(room[changed].shape)
+        self.seen = room
+        self.unseen.clear()
+        rows = room.flatten(0, 1)
+        solved = self._corrected(rows, rows @ self.rows.T).view(room.shape)
+        self.students = Students.of(seen, solved, self.rho, self.scale, self.total)
 
     def _solve(self, x: Tensor) -> Tensor:
         """Return x A⁻¹ for rows x."""

@@ -10,14 +10,15 @@ smallest whitened error wins::
              with w_c = Σ̃⁻¹ m_c
 
 This is linear discriminant analysis in the teacher's output space, streamed; kin to SLDA
-(Hayes and Kanan 2020) and RanDumb (Prabhu et al. 2024).
+(Hayes and Kanan 2020) and RanDumb (Prabhu et al. 2024). With ``views`` students are linear
+(`pecil.pec.views`), in closed form as well.
 """
 
 import math
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Self
 
 import numpy as np
@@ -29,7 +30,7 @@ from torch import Tensor
 from pecil.pec.base import NOTHING, ErrorClassifier, count, grouped, one_of
 from pecil.pec.inputs import check_labels, check_samples
 from pecil.pec.machine import in_full, most, one_thread, uninterrupted
-from pecil.pec.scatter import Scatter
+from pecil.pec.scatter import Factor, Scatter
 from pecil.pec.teacher import CustomTeacher
 from pecil.teachers import RECIPES, FeatureTeacher, Filters, RandomFeatures, Recipe, Synthetic
 from pecil.teachers.base import weights_of
@@ -44,7 +45,7 @@ GAUGE_EVERY = 8  # single samples: one in so many
 ENOUGH = 32  # errors for a threshold, even if some were measured long ago
 TEMPERS = np.geomspace(0.05, 2, 60)  # of predict_proba, in question
 USUAL_TEMPER, PRIOR_WEIGHT = 0.4, 4.0  # where and how firmly the temper starts
-TEACHER = 0  # use of the seed
+TEACHER, VIEWS = range(2)  # uses of the seed
 
 
 class WhitenedPEC(ErrorClassifier):
@@ -69,14 +70,21 @@ class WhitenedPEC(ErrorClassifier):
         "auto" takes "natural" for colour images, "strokes" for grey ones, "rbf" for vectors.
     memory : float, optional
         Numbers that the model may hold: D becomes the largest for which the upper triangle of
-        the covariance, ``expected_classes`` means and the teacher's weights, if it has any, fit.
+        the covariance, ``expected_classes`` students and the teacher's weights, if it has any,
+        fit.
         By default 11.2 million for pictures but drawings, else 1 million.
     dim : int, optional
         D itself, instead of ``memory``; of images what fits into it, since each filter gives
         several features. "identity" has a D of its own whatever is asked for, and so has a
         callable, with which neither may be given.
+    views : int
+        k random mixtures of a sample's features from which each class's student predicts all of
+        them: k·D numbers more for each class. 0: students are constants.
+    trust : float
+        How far such students are trusted, from 0 (as if they were constants) to 1. It takes part
+        in answers alone: it may be changed at any time.
     expected_classes : int
-        Classes that ``memory`` is to hold; more may come, each takes D numbers.
+        Classes that ``memory`` is to hold; more may come, each takes D·(1 + views) numbers.
     mirror : bool, optional
         Whether mirror images belong to the same class; by default what the teacher says:
         yes for "natural" and "synthetic", no for those of strokes and signs.
@@ -100,8 +108,8 @@ class WhitenedPEC(ErrorClassifier):
     dim_ : int
         Features (D).
     n_parameters_ : int
-        Numbers that the model holds: D(D + 1)/2, D for each class, and the teacher's weights; a
-        teacher drawn from the seed has none.
+        Numbers that the model holds: D(D + 1)/2, D·(1 + views) for each class, and the teacher's
+        weights; a teacher drawn from the seed has none.
     shrinkage_ : float
         a, as it is now.
     temper_ : float
@@ -136,7 +144,7 @@ class WhitenedPEC(ErrorClassifier):
     0.95
     """
 
-    LASTING = ("teacher", "memory", "dim", "expected_classes", "mirror", "mean", "std")
+    LASTING = ("teacher", "memory", "dim", "views", "expected_classes", "mirror", "mean", "std")
 
     def __init__(
         self,
@@ -144,6 +152,8 @@ class WhitenedPEC(ErrorClassifier):
         teacher: str | Recipe | Callable[[Tensor], Tensor] = "auto",
         memory: float | None = None,
         dim: int | None = None,
+        views: int = 0,
+        trust: float = 0.15,
         expected_classes: int = 10,
         mirror: bool | None = None,
         shrinkage: str | float = "oas",
@@ -156,6 +166,8 @@ class WhitenedPEC(ErrorClassifier):
         self.teacher = teacher
         self.memory = memory
         self.dim = dim
+        self.views = views
+        self.trust = trust
         self.expected_classes = expected_classes
         self.mirror = mirror
         self.shrinkage = shrinkage
@@ -281,13 +293,14 @@ class WhitenedPEC(ErrorClassifier):
         if 2 * known < self._scatter.counts[slot]:
             return
         means = self._scatter.means
-        squares = factor.quadratic(features - means[slot])
-        errors = (squares * (factor.scale / self.dim_)).cpu().numpy()
+        squares = factor.quadratic(features - means[slot]) * factor.scale
+        changes = self._changes(factor, features - means.mean(0), means - means.mean(0))
+        errors = ((squares + changes[:, slot]) / self.dim_).cpu().numpy()
         self._remember(slot, np.stack([errors, np.full(len(errors), factor.total)], 1))
         if len(means) > 1:
             weights = factor.weights() * factor.scale
             scores = (features - means.mean(0)) @ weights.T
-            scores -= ((0.5 * means - means.mean(0)) * weights).sum(1)
+            scores -= ((0.5 * means - means.mean(0)) * weights).sum(1) + 0.5 * changes
             tempered = scores.unsqueeze(2) * torch.from_numpy(TEMPERS).to(scores.device)
             surest = tempered.softmax(1).amax(1).sum(0).cpu().numpy()
             self._excess += surest - int((scores.argmax(1) == slot).sum())
@@ -313,12 +326,12 @@ class WhitenedPEC(ErrorClassifier):
         return None if self.shrinkage == "oas" else float(self.shrinkage)
 
     def _class_errors(self, raw: Any) -> NDArray[np.float64]:
-        """(h − m_c)ᵀ Σ̃⁻¹ (h − m_c) / D: about 1 for a sample of class c."""
+        """(h − g_c)ᵀ Σ̃⁻¹ (h − g_c) / D: about 1 for a sample of class c."""
         relative, own = self._distances(raw, whole=True)
         return np.maximum(relative + own[:, None], 0.0) / self.dim_
 
     def _distances(self, raw: Any, whole: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return m_cᵀΣ̃⁻¹m_c − 2 hᵀΣ̃⁻¹m_c, (n, slots), and if ``whole`` hᵀΣ̃⁻¹h, (n,)."""
+        """Return errors less hᵀΣ̃⁻¹h, (n, slots), and if ``whole`` that, (n,)."""
         with one_thread(self._small(len(raw))):
             factor = self._scatter.factor(self._shrinkage)
             scale = factor.scale
@@ -334,10 +347,17 @@ class WhitenedPEC(ErrorClassifier):
                 features = self._features(raw, some) - centre.float()
                 with in_full:
                     products = features @ weights.float().T
-                relative[some] = (own_means - 2 * products).cpu().numpy()
+                changes = self._changes(factor, features, means)
+                relative[some] = (own_means - 2 * products + changes).cpu().numpy()
                 if whole:
                     own[some] = (factor.quadratic(features) * scale).cpu().numpy()
             return relative, own
+
+    def _changes(self, factor: Factor, features: Tensor, means: Tensor) -> Tensor:
+        """Return by how much errors differ from those of constant students, (n, slots)."""
+        if factor.students is None:
+            return features.new_zeros(1, len(means))
+        return factor.students.changes(features, means, float(self.trust))
 
     def predict(self, X: ArrayLike, *, reject_as: Any = NOTHING) -> NDArray[Any]:
         """Return the label with the smallest error for each sample.
@@ -359,9 +379,10 @@ class WhitenedPEC(ErrorClassifier):
         return self.classes_[scores.argmax(1)]
 
     def discriminants(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Return h(x)·w_c − ½ m_c·w_c, (n, n_classes): −½ D·error up to a term that x alone sets.
+        """Return −½ D·error up to a term that x alone sets: h(x)·w_c − ½ m_c·w_c, (n, n_classes).
 
-        The cheap part of the errors: O(D) for a class instead of O(D²) for a sample.
+        The cheap part of the errors: O(D) for a class, O(kD) with k views, instead of O(D²) for a
+        sample.
         """
         raw = self._checked(X)
         relative, _ = self._distances(raw, whole=False)
@@ -488,7 +509,10 @@ class WhitenedPEC(ErrorClassifier):
         rows = [row[: k + 1] for k, row in enumerate(matrix.unbind())]
         values: dict[str, Any] = {"total": summary.total, "gauged": summary.gauged}
         values["excess"] = self._excess.tolist()
-        return values, {"means": summary.means, "scatter": torch.cat(rows)}
+        tensors = {"means": summary.means, "scatter": torch.cat(rows)}
+        if summary.seen.n:
+            tensors["seen"] = summary.seen.own
+        return values, tensors
 
     def _set_state(self, values: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         matrix = torch.zeros(self.dim_, self.dim_)
@@ -497,9 +521,10 @@ class WhitenedPEC(ErrorClassifier):
         matrix += matrix.tril(-1).T
         self._excess = np.asarray(values["excess"])
         self._scatter.gauged = values["gauged"]
-        self._scatter.restore(
-            self._seen, tensors["means"].to(self.device_), matrix.to(self.device_), values["total"]
-        )
+        means, matrix = (part.to(self.device_) for part in (tensors["means"], matrix))
+        self._scatter.restore(self._seen, means, matrix, values["total"])
+        no_views = torch.zeros(len(self._seen), 0, self.dim_)
+        self._scatter.seen.restore(tensors.get("seen", no_views), matrix)
 
     # ------------------------------------------------------------------------ set-up
 
@@ -512,8 +537,8 @@ class WhitenedPEC(ErrorClassifier):
     def n_parameters_(self) -> int:
         """Numbers that the model holds."""
         check_is_fitted(self, "classes_")
-        own = self.dim_ * (self.dim_ + 1) // 2 + len(self._labels) * self.dim_
-        return own + weights_of(self._recipe())
+        students = len(self._labels) * self.dim_ * (1 + self._scatter.seen.n)
+        return self.dim_ * (self.dim_ + 1) // 2 + students + weights_of(self._recipe())
 
     @property
     def shrinkage_(self) -> float:
@@ -540,8 +565,20 @@ class WhitenedPEC(ErrorClassifier):
 
     def _begin(self, teacher: FeatureTeacher | CustomTeacher) -> None:
         self._teacher = teacher
-        self._scatter = Scatter(self.dim_, self.device_)
+        self._scatter = Scatter(self.dim_, self.device_, self._drawn_views())
         self._excess = np.zeros(len(TEMPERS))
+
+    def _drawn_views(self) -> Tensor | None:
+        """Draw V (D, k), on the CPU; None if students are constants."""
+        if not self.views:
+            return None
+        if self.views > self.dim_:
+            raise ValueError(
+                f"views must be at most the number of features, {self.dim_}, but it is {self.views}"
+            )
+        generator = torch.Generator().manual_seed(self._seed(VIEWS, 0))
+        views = torch.randn(self.dim_, int(self.views), generator=generator)
+        return views / math.sqrt(self.dim_)
 
     def _recipe(self) -> Any:
         """Return the teacher's recipe, or the callable that is the teacher."""
@@ -563,19 +600,19 @@ class WhitenedPEC(ErrorClassifier):
         return "strokes" if self.input_shape_[0] == 1 else "natural"
 
     def _dim(self, recipe: Recipe) -> int:
-        """Return the largest D whose triangle and means fit the memory: D(D+1)/2 + C·D."""
+        """Return the largest D whose triangle and students fit the memory: D(D+1)/2 + C·(1+k)·D."""
         if self.dim is not None:
             return int(self.dim)
         pictures = isinstance(recipe, Filters) and recipe.prior != "strokes"
         pictures = pictures or isinstance(recipe, Synthetic)
         memory = float(self.memory or (FOR_PICTURES if pictures else OTHERWISE))
-        half = self.expected_classes + 0.5
+        half = self.expected_classes * (1 + int(self.views)) + 0.5
         weights = weights_of(recipe)
         dim = int(math.sqrt(half * half + 2 * max(0.0, memory - weights)) - half)
         if dim < 1:
             raise ValueError(
                 f"memory={self.memory!r} is too small: one feature and {self.expected_classes} "
-                f"classes take {1 + self.expected_classes + weights} numbers"
+                f"classes take {int(half) + 1 + weights} numbers"
                 + (f", {weights} of them the teacher's" if weights else "")
             )
         return dim
@@ -593,6 +630,8 @@ class WhitenedPEC(ErrorClassifier):
         _ = self.device_
         if self.mirror not in (None, True, False):
             raise ValueError(f"mirror must be None, True or False, but it is {self.mirror!r}")
+        if not (_number(self.trust) and 0 <= float(self.trust) <= 1):
+            raise ValueError(f"trust must be a number between 0 and 1, but it is {self.trust!r}")
         fits = _number(self.shrinkage) and 0 <= float(self.shrinkage) <= 1
         if self.shrinkage != "oas" and not fits:
             raise ValueError(
@@ -601,6 +640,10 @@ class WhitenedPEC(ErrorClassifier):
 
     def _check_size(self) -> None:
         count("expected_classes", self.expected_classes)
+        if not isinstance(self.views, Integral) or self.views < 0:
+            raise ValueError(
+                f"views must be a whole number of at least 0, but it is {self.views!r}"
+            )
         if self.dim is not None:
             count("dim", self.dim)
         if self.memory is not None and self.dim is not None:
