@@ -81,8 +81,9 @@ class WhitenedPEC(ErrorClassifier):
         k random mixtures of a sample's features from which each class's student predicts all of
         them: k·D numbers more for each class. 0: students are constants.
     trust : float
-        How far such students are trusted, from 0 (as if they were constants) to 1. It takes part
-        in answers alone: it may be changed at any time.
+        How far such students are trusted, from 0 (as if they were constants) to 1. Errors and
+        predictions take it as it is when they are asked for; the temper of probabilities and the
+        novelty threshold are those of the time of learning.
     expected_classes : int
         Classes that ``memory`` is to hold; more may come, each takes D·(1 + views) numbers.
     mirror : bool, optional
