@@ -66,7 +66,7 @@ def accuracies(model: pecil.WhitenedPEC, x: Any, y: Any) -> dict[str, float]:
     slope = full - none - bend
     told = {f"{w:g}": none + w * slope + w**2 * bend for w in TRUSTS}
     right = {w: model.classes_[scores.argmax(1)] == y for w, scores in told.items()}
-    return {w: 100 * float(is_right.mean()) for w, is_right in right.items()}
+    return {w: round(100 * float(is_right.mean()), 4) for w, is_right in right.items()}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
