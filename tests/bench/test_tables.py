@@ -232,6 +232,7 @@ OURS = {
     "cifar100_optimizer": (26, 1),
     "whitened": (5, 6),
     "synthetic": (4, 6),
+    "views": (2, 5),
     "metric": (2, 1),
     "unequal": (3, 3),
     "randumb": (2, 4),
