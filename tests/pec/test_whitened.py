@@ -1167,6 +1167,14 @@ def test_another_drawing_of_the_teacher_is_noticed(name, clusters, file, monkeyp
         WhitenedPEC.load(file, device="cpu")
 
 
+def test_another_drawing_of_the_views_is_noticed(clusters, file, monkeypatch):
+    make(teacher="identity", dim=None, views=2).fit(*clusters()).save(file)
+    WhitenedPEC.load(file, device="cpu")
+    monkeypatch.setattr(whitened, "VIEWS", 2)
+    with pytest.raises(ModelFileError, match="the teacher here is not the one .*checksum"):
+        WhitenedPEC.load(file, device="cpu")
+
+
 def test_a_teacher_of_the_users_is_given_again(clusters, file):
     x, y = clusters(shape=SHAPE)
     model = make(teacher=torch.nn.Flatten(), dim=None, channels="first").fit(x, y)
@@ -1306,6 +1314,7 @@ def test_bad_labels_change_nothing(y, message, clusters):
         ({"dim": None, "memory": 10}, "memory=10 is too small: one feature .*10 .*take 11 num"),
         ({"memory": 1000}, "give either memory or dim"),
         ({"views": -1}, "views must be a whole number of at least 0, but it is -1"),
+        ({"views": True}, "views must be a whole number of at least 0, but it is True"),
         ({"views": 2.5}, "views must be a whole number of at least 0, but it is 2.5"),
         ({"views": 31}, "views must be at most the number of features, 30, but it is 31"),
         ({"expected_classes": 0}, "expected_classes must be a whole number of at least 1.* is 0"),

@@ -29,6 +29,7 @@ from torch import Tensor
 from pecil.pec.machine import in_full
 
 PRIOR = 300  # λ
+PROBES = 32  # numbers that tell views apart
 ROOM = 2**22  # numbers of views of samples, by all classes, that are held at a time
 
 
@@ -58,6 +59,11 @@ class Views:
     def n(self) -> int:
         """How many views there are (k)."""
         return self.views.shape[1]
+
+    @property
+    def checksum(self) -> list[float]:
+        """Tells whether two are through the same views; V's numbers brought to the order of one."""
+        return (self.views.flatten()[:PROBES] * len(self.views) ** 0.5).tolist()
 
     def copied(self) -> "Views":
         """Return a copy that learns by itself."""

@@ -503,7 +503,8 @@ class WhitenedPEC(ErrorClassifier):
 
     @property
     def _teachers(self) -> list[Any]:
-        return [self._teacher]
+        seen = self._scatter.seen
+        return [self._teacher, seen] if seen.n else [self._teacher]
 
     def _state(self, optimizer: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
         matrix, summary = self._scatter.matrix, self._scatter
@@ -641,7 +642,7 @@ class WhitenedPEC(ErrorClassifier):
 
     def _check_size(self) -> None:
         count("expected_classes", self.expected_classes)
-        if not isinstance(self.views, Integral) or self.views < 0:
+        if isinstance(self.views, bool) or not isinstance(self.views, Integral) or self.views < 0:
             raise ValueError(
                 f"views must be a whole number of at least 0, but it is {self.views!r}"
             )
