@@ -2,7 +2,8 @@
 
 python benchmarks/gpu.py measures on a GPU, keeps the figures in results/speed/gpu.jsonl and writes
 benchmarks/gpu.md; --table only writes the page anew. --runs takes METHOD/DATASET, to be run alone
-and with ten seeds at once; --save-results keeps the results of the latter.
+and with ten seeds at once, --no-kernels these runs alone; --save-results keeps the results of the
+latter.
 
 A floor by arithmetic is what the kernel's multiplications and additions take at the rate that
 the library reaches with large matrices on the same GPU; a floor by bytes is what it must read and
@@ -11,7 +12,9 @@ write at the rate of a large copy.
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+import precision
 from common import ROOT, Row, describe, keep, kept, number
 from pecil.bench import experiment, planned, run
 from pecil.bench.store import append_line
@@ -40,7 +44,16 @@ TEACHERS = {
 }
 IMAGES, STUDENTS, SIDE, TOGETHER = 256, 10, 8192, 10
 PEC = [f"pec/{name}" for name in ("mnist", "balanced_svhn", "cifar10", "cifar100", "miniimagenet")]
-TRAINED = [f"{name}/cifar10" for name in ("finetuning", "derpp", "icarl")]
+TRAINED = ["finetuning/cifar10", "er_ace/cifar10", "der/balanced_svhn"]
+PASSES = 10  # over the weights: two to use them, one to write gradients, seven of Adam
+WEIGHTS, MACS = 11_173_962, 555_422_720  # of ResNet18, the latter for a picture of 32×32
+WAYS: dict[str, dict[str, Any]] = {  # of a step of ten pictures
+    "as it is: convolutions in TF32": {},
+    "algorithms chosen by trying them": {"tried": True},
+    "bfloat16": {"bfloat16": True},
+    "compiled": {"compiled": True},
+    "compiled, bfloat16": {"compiled": True, "bfloat16": True},
+}
 COLUMN = 240  # seconds of ten seeds of PEC on all five
 LIMITS = {"pec/mnist": 0.4, "pec/cifar10": 2.5, "pec/cifar100": 2.0}  # seconds a run, ten at once
 
@@ -141,6 +154,55 @@ def steps() -> list[Row]:
     return rows
 
 
+def ways() -> Iterator[Row]:
+    """Measure a recorded step of ten pictures in other ways, alone and three networks at once."""
+    for name, options in WAYS.items():
+        with torch.backends.cudnn.flags(
+            enabled=True, benchmark=options.get("tried", False), allow_tf32=True
+        ):
+            graphs = [_recorded(seed, **options) for seed in range(3)]
+        row: Row = {"way": name}
+        for n, key in ((1, "alone"), (3, "three")):
+            streams = [torch.cuda.Stream() for _ in range(n)]
+            row[key] = timed(partial(_play, graphs, streams), 60) / n
+        yield row
+
+
+def _play(graphs: Iterable[tuple[torch.cuda.CUDAGraph, Any]], streams: Iterable[Any]) -> None:
+    for stream, (graph, _) in zip(streams, graphs, strict=False):
+        with torch.cuda.stream(stream):
+            graph.replay()
+
+
+def _recorded(
+    seed: int, *, tried: bool = False, bfloat16: bool = False, compiled: bool = False
+) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Record a step; return it, and what it needs to stay alive."""
+    net = network_for((32, 32, 3), 10, generator=torch.Generator().manual_seed(seed)).to("cuda")
+    answer = torch.compile(net) if compiled else net
+    optimizer = torch.optim.Adam(net.parameters(), 1e-4, fused=True, capturable=True)
+    x = torch.randn(10, 32, 32, 3, device="cuda").movedim(-1, 1)
+    y = torch.randint(10, (10,), device="cuda")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=bfloat16):
+            loss = F.cross_entropy(answer(x).float(), y)
+        torch.autograd.backward(loss)
+        optimizer.step()
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph, (step, x, y, net, optimizer)
+
+
 def together(name: str, save_to: Path | None) -> Row:
     """Run METHOD/DATASET, alone and ten seeds at once, in processes that are warm; s a run."""
     row: Row = {"run": name}
@@ -203,12 +265,18 @@ def page(rows: list[Row]) -> str:
             f"{row['by_bytes']:.3f} | {row['library']:.3f} | "
             f"{row['by_arithmetic'] / row['ms']:.0%} | {error} |"
         ]
-    text += ["\n| step | launched one by one, ms | recorded, ms |", "|---|---:|---:|"]
     text += [
-        f"| {row['step']} | {row['launched']:.2f} | {row['played']:.2f} |"
-        for row in newest.values()
-        if "step" in row
+        "\n| step | floor: TF32, ms | floor: bytes of weights | launched one by one | recorded |",
+        "|---|---:|---:|---:|---:|",
     ]
+    for row in (r for r in newest.values() if "step" in r and most):
+        pictures = int(row["step"].split()[-1])
+        by_tf32 = 3 * 2 * MACS * pictures / most["tf32"] / 1e9
+        by_bytes = PASSES * 4 * WEIGHTS / most["bytes"] / 1e6
+        text += [
+            f"| {row['step']} | {by_tf32:.2f} | {by_bytes:.2f} | {row['launched']:.2f} | "
+            f"{row['played']:.2f} |"
+        ]
     text += ["\n| run | alone, s | ten at once, s a run | target | accuracy |"]
     text += ["|---|---:|---:|---|---:|"]
     for row in (r for r in newest.values() if "run" in r):
@@ -229,7 +297,14 @@ def page(rows: list[Row]) -> str:
         f"{row['ms']:.2f} | {row['error']:.0e} |\n"
         for row in sorted((r for r in rows if "tried" in r), key=lambda row: row["ms"])
     ]
-    return "\n".join(text) + "\n" + TRIED + "".join(tried)
+    others = [
+        f"| {row['way']} | {row['alone']:.2f} | {row['three']:.2f} |\n"
+        for row in newest.values()
+        if "way" in row
+    ]
+    return "".join(
+        ["\n".join(text), "\n", TRIED, *tried, OTHERS, *others, PRECISION, precision.table(), "\n"]
+    )
 
 
 INTRODUCTION = """# Kernels for GPUs
@@ -254,39 +329,57 @@ thousandth on a CPU.
 | products | positions × channels of a block, warps | ms | largest relative difference |
 |---|---|---:|---:|
 """
+OTHERS = """
+A step of ResNet18 with ten pictures is 262 kernels, 1.61 ms one after the other: convolutions
+1.06, batch norm 0.26, Adam 0.12, the rest elementwise. Several networks at once fill the gaps.
+Milliseconds a step, recorded, of one network and of three in streams of one process:
+
+| way | alone | three at once, each |
+|---|---:|---:|
+"""
+PRECISION = """
+## TF32
+
+Convolutions of the methods that train ResNet18 round their factors to TF32, as PyTorch has it by
+default; all other products are in float32. Accuracy in percent on 2,000 test images of CIFAR-10,
+both ways with the same seeds, by `python benchmarks/precision.py`:
+
+"""
 
 
 def main() -> None:
     """Measure, keep the figures, write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", nargs="*", default=PEC + TRAINED, metavar="METHOD/DATASET")
+    parser.add_argument("--no-kernels", action="store_true", help="measure runs alone")
     parser.add_argument("--save-results", type=Path, metavar="FILE")
     parser.add_argument("--table", action="store_true", help="measure nothing")
     options = parser.parse_args()
     if not options.table:
         common = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), "machine": describe("cuda")}
-        for row in measured(options.runs, options.save_results):
+        kernels = iter(()) if options.no_kernels else measured()
+        runs = (together(name, options.save_results) for name in options.runs)
+        for row in chain(kernels, runs):
             print(title(row), number_of(row), flush=True)
             keep(RESULTS, [common | row])
     PAGE.write_text(page(kept(RESULTS)), encoding="utf-8")
 
 
-def measured(runs: list[str], save_to: Path | None) -> Iterator[Row]:
-    """Measure one thing after the other."""
+def measured() -> Iterator[Row]:
+    """Measure one kernel and one step after the other."""
     most = rates()
     yield dict(most)
     for name, arch in TEACHERS.items():
         yield pooled(name, arch, most)
     yield adam(most)
     yield from steps()
+    yield from ways()
     torch.cuda.empty_cache()
-    for name in runs:
-        yield together(name, save_to)
 
 
 def title(row: Row) -> str:
     """Return what a row is about."""
-    return str(row.get("kernel") or row.get("step") or row.get("run") or "rates")
+    return str(next((row[k] for k in ("kernel", "step", "way", "run") if k in row), "rates"))
 
 
 def number_of(row: Row) -> str:
