@@ -194,3 +194,35 @@ def test_panels_without_a_curve_are_left_out_if_others_have_one(tmp_path, monkey
     MEMORY.draw(points[1:], tmp_path / "m.png")
     titles = [[axes.get_title(loc="left") for axes in figure.axes] for figure in drawn]
     assert titles == [["MNIST"], ["MNIST", "CIFAR-10"]]
+
+
+def test_a_curve_of_which_one_place_of_several_was_run_is_left_out(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, *_: drawn.append(figure))
+    points = [
+        Point(curve, "mnist", x=x, held=x, accuracy=50, error=0, seeds=1, split="10/1")
+        for curve, x in (("slda", 10), ("pec", 10), ("pec", 100), ("whitened_synthetic", 10))
+    ]
+    MEMORY.draw(points, tmp_path / "m.png")
+    MEMORY.draw(points[3:], tmp_path / "m.png")
+    names = [[text.get_text() for text in fig.legends[0].get_texts()] for fig in drawn]
+    assert names == [["SLDA", "PEC"], ["Whitened PEC, synthetic teacher"]]
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_the_legend_fits(name, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, *_: drawn.append(figure))
+    figure = figures.FIGURES[name]
+    points = [
+        Point(curve, dataset, x=x, held=x, accuracy=50, error=0, seeds=1, split=usual.split)
+        for dataset in ("mnist", "cifar10")
+        for curve in figure.curves
+        for usual in figure.usual(curve, dataset)
+        for x in (10, 100)
+    ]
+    figure.draw(points, tmp_path / "m.png")
+    drawn[0].canvas.draw()
+    box = drawn[0].legends[0].get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= drawn[0].bbox.x1

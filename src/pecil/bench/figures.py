@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ SIZES = (  # settings that set a size
 )
 COLUMNS = 3  # panels side by side
 PLACES, LETTERS = 7, 6  # of a horizontal axis, up to which each place has its number
+HANDLE, LETTER = 0.8, 0.08  # inches in a legend: of a line with the space around, of a letter
 DECADE, LEAST = 10, 5  # what axes reach at the least: a factor, and percents of accuracy
 
 
@@ -177,7 +179,7 @@ class Figure:
         return Point(
             curve,
             experiment.dataset,
-            x=float(np.mean([self.x(run) for run in runs])),
+            x=fmean(self.x(run) for run in runs),
             held=float(np.mean([run.n_parameters for run in runs])),
             accuracy=float(np.mean(accuracies)),
             error=standard_error(accuracies),
@@ -193,14 +195,13 @@ class Figure:
                 f"no results to draw: expected runs of {', '.join(self.curves)} with the usual "
                 f"settings but for {', '.join(self.varied)}"
             )
+        about, points = digest(points), self._begun(points)
         curves = Counter((point.dataset, point.curve, point.split) for point in points)
         shown = {dataset for (dataset, _, _), n in curves.items() if n > 1}
         datasets = list(dict.fromkeys(p.dataset for p in points if not shown or p.dataset in shown))
         columns = min(COLUMNS, len(datasets))
         rows = -(-len(datasets) // columns)
-        names = {(p.curve, p.split) for p in points if p.dataset in datasets}
-        beside = min(len(names), columns + 1 if self.several else 3 * columns)  # in the legend
-        figure = blank(max(6, 4 * columns), 3.4 * rows + 0.3 + 0.3 * -(-len(names) // beside))
+        figure = blank(max(6, 4 * columns), 3.4 * rows + 0.3)
         panels = list(figure.subplots(rows, columns, squeeze=False).flat)
         handles: dict[str, Any] = {}
         for axes, dataset in zip(panels, datasets, strict=False):
@@ -216,6 +217,8 @@ class Figure:
                 axes.set_xticks(places, labels)
         for axes in panels[len(datasets) :]:
             axes.set_visible(False)
+        beside = columns_of(list(handles), figure.get_figwidth())
+        figure.set_figheight(figure.get_figheight() + 0.3 * -(-len(handles) // beside))
         figure.legend(
             handles.values(),
             handles,
@@ -224,7 +227,17 @@ class Figure:
             handlelength=3,
             frameon=False,
         )
-        save(figure, path, digest(points))
+        save(figure, path, about)
+
+    def _begun(self, points: Sequence[Point]) -> list[Point]:
+        """Leave out curves of which one place of several was run, unless all are like that."""
+        found = Counter((p.curve, p.dataset, p.split) for p in points)
+        begun = [
+            p
+            for p in points
+            if found[p.curve, p.dataset, p.split] > 1 or len(self.places(p.curve, p.dataset)) < 2
+        ]
+        return begun or list(points)
 
     def _curves(self, axes: Any, points: Sequence[Point]) -> dict[str, Any]:
         """Draw a panel's curves, dashed where there are several classes a task."""
@@ -379,6 +392,19 @@ def blank(width: float, height: float) -> Any:
     except ImportError as error:
         raise ImportError('drawing needs matplotlib: pip install "pecil[plot]"') from error
     return Figure(figsize=(width, height), dpi=160, layout="constrained")
+
+
+def columns_of(titles: Sequence[str], width: float) -> int:
+    """Return how many columns of a legend a figure has room for, its width in inches.
+
+    >>> columns_of(["PEC", "Whitened PEC"], 6), columns_of(["Whitened PEC" * 4, "PEC"], 4)
+    (2, 1)
+    """
+    for n in range(len(titles), 1, -1):
+        columns = np.array_split(np.array(titles, dtype=object), n)
+        if sum(HANDLE + LETTER * max(map(len, column)) for column in columns) <= width:
+            return n
+    return 1
 
 
 def roomy(axes: Any) -> None:
