@@ -28,7 +28,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -156,9 +156,9 @@ class BalancedERACE(ERACE):
 class DenyingICaRL(ICaRL):
     """Our iCaRL that learns, as theirs does, that samples are not of the classes to come."""
 
-    def begin_task(self, counts: Mapping[int, int]) -> None:
+    def begin_task(self, counts: Mapping[int, int], passes: Sequence[int] = ()) -> None:
         """Start anew; all outputs are trained."""
-        super().begin_task(counts)
+        super().begin_task(counts, passes)
         self.outputs = torch.arange(self.n_classes)
 
 

@@ -341,8 +341,8 @@ PRECISION = """
 ## TF32
 
 Convolutions of the methods that train ResNet18 round their factors to TF32, as PyTorch has it by
-default; all other products are in float32. Accuracy in percent on 2,000 test images of CIFAR-10,
-both ways with the same seeds, by `python benchmarks/precision.py`:
+default; all other products are in float32. Accuracy in percent on 2,000 test images of CIFAR-10
+after joint training, both ways with the same seeds, by `python benchmarks/precision.py`:
 
 """
 

@@ -290,7 +290,8 @@ def _begun(
     """Return a learner at the beginning of a task of some passes."""
     learner = _made(method, settings, seed)
     labels, counts = np.unique(y, return_counts=True)
-    learner.begin_task(dict(zip(labels.tolist(), (passes * counts).tolist(), strict=True)))
+    together = dict(zip(labels.tolist(), (passes * counts).tolist(), strict=True))
+    learner.begin_task(together, passes=[len(y)] * passes)
     return learner
 
 

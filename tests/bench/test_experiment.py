@@ -276,13 +276,13 @@ def watched(monkeypatch):
     made = []
 
     class Watched(FineTuning):
-        def begin_task(self, counts):
+        def begin_task(self, counts, passes=()):
             if not counts:  # it is being made
                 made.append(self)
                 self.tasks, self.given = [], []
             else:
                 self.tasks.append(counts)
-            super().begin_task(counts)
+            super().begin_task(counts, passes)
 
         def learn(self, x, y):
             self.given.append((len(self.tasks), x))
@@ -505,3 +505,43 @@ def test_data_without_a_test_part_is_refused(tmp_path):
     np.savez(tmp_path / "own.npz", x=np.zeros((4, 2)), y=[0, 0, 1, 1])
     with pytest.raises(ValueError, match="no test part"):
         run(planned("pec", str(tmp_path / "own.npz")))
+
+
+def test_equal_settings_have_equal_keys_whatever_their_type():
+    keys = {
+        planned("derpp", "digits", alpha=alpha, hidden=[8]).key
+        for alpha in (1, 1.0, np.float64(1.0), np.int64(1))
+    }
+    assert len(keys) == 1
+    assert planned("derpp", "digits", alpha=np.float32(0.5)).settings["alpha"] == 0.5
+    assert planned("finetuning", "digits", augment=True).settings["augment"] is True
+
+
+def test_tests_after_every_task_need_samples_of_the_first_one(tmp_path):
+    random = np.random.default_rng(0)
+    x, y = random.random((40, 4)), np.arange(40) % 2
+    path = tmp_path / "two.npz"
+    np.savez(path, train_x=x, train_y=y, test_x=x[y == 1], test_y=y[y == 1])
+    experiment = planned("nearest_mean", str(path))
+    with pytest.raises(ValueError, match="test samples of the classes of the first one, 0, got"):
+        run(experiment, device="cpu", per_task=True)
+    assert run(experiment, device="cpu").accuracy > 0
+
+
+def test_a_sample_that_is_there_twice_is_not_learned_if_its_twin_is_held_out():
+    digits = load("digits")
+    doubled = replace(
+        digits,
+        train_x=np.concatenate([digits.train_x, digits.train_x]),
+        train_y=np.concatenate([digits.train_y, digits.train_y]),
+    )
+    parts = held_out(doubled, seed=1)
+    known = {x.tobytes() for x in parts.test_x}
+    assert len(known) > 200
+    assert not known & {x.tobytes() for x in parts.train_x}
+
+
+def test_what_buffer_balancing_keeps_does_not_depend_on_tests_in_between():
+    experiment = planned("pec", "digits", balancing="buffer", buffer=50)
+    results = [run(experiment, device="cpu", per_task=each) for each in (False, True)]
+    assert results[0].confusion == results[1].confusion

@@ -28,7 +28,8 @@ def accuracy_on_digits(learner, split, passes=1):
     digits = load("digits")
     for task in stream(digits, split, seed=1, epochs=passes, batch_size=2000):
         labels, counts = np.unique(task.y, return_counts=True)
-        learner.begin_task(dict(zip(labels.tolist(), counts.tolist(), strict=True)))
+        given = dict(zip(labels.tolist(), counts.tolist(), strict=True))
+        learner.begin_task(given, passes=[len(rows) for rows in task.passes])
         for x, y in task.batches():  # whole passes
             learner.learn(x, y)
         learner.end_task()

@@ -97,7 +97,7 @@ def test_as_many_of_the_task_as_of_the_buffer_are_set_aside_and_never_trained_on
     learner = taught(BiC(4, (6,), buffer=200, schedule="linear", device="cpu"), [0], n=300)
     batches = watched_steps(learner)
     x = np.random.default_rng(1).random((300, 6), np.float32)
-    learner.begin_task({1: 600})
+    learner.begin_task({1: 600}, passes=[300, 300])
     for order in (np.arange(300), np.arange(300)[::-1]):
         learner.learn(x[order], np.ones(300, int))
     train, validate = learner.parted()

@@ -51,7 +51,7 @@ def test_the_weights_of_earlier_classes_stay_in_the_store(plus):
 
 
 def test_cwr_copies_the_weights_that_were_trained_from_a_fresh_start():
-    learner = taught(learner_of(6, (6,)), TASKS[0])
+    learner = taught(learner_of(6, (6,), init="kaiming"), TASKS[0])
     head = learner.network.head
     former = head.weight.detach().clone()
     learner.begin_task({2: 12, 3: 12})

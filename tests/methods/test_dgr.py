@@ -114,3 +114,8 @@ def test_digits():
     settings = {"lr": 0.003, "hidden": (100,), "active": "seen", "keep_adam": True, "latent": 10}
     learner = DGR(10, (8, 8), device="cpu", **settings)
     assert accuracy_on_digits(learner, "5/2", passes=10) > 0.4  # 0.2 is the last task alone
+
+
+def test_the_labels_trick_is_refused():
+    with pytest.raises(ValueError, match="labels_trick: .* expected False"):
+        DGR(4, (4,), labels_trick=True)

@@ -78,9 +78,9 @@ def test_sizes_on_colour_pictures(kind, shape, n_classes, tasks, pool):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda width: small_network((5,), 3, 2, width),
-        lambda width: small_network((5,), 3, 1, width),
-        lambda width: small_network((8, 8, 3), 3, 2, width),
+        lambda width: small_network((5,), 3, 2, "xavier", width),
+        lambda width: small_network((5,), 3, 1, "xavier", width),
+        lambda width: small_network((8, 8, 3), 3, 2, "xavier", width),
         lambda width: pec_network((5,), 3, 2, width),
         lambda width: pec_network((8, 8, 3), 3, 2, width),
     ],
@@ -220,3 +220,13 @@ def test_digits(kind):
             learner.learn(x[rows], y[rows])
         learner.end_task()
     assert (learner.scores(x[test]).argmax(axis=1) == y[test]).mean() > 0.3
+
+
+@pytest.mark.parametrize("network", ["full", "small"])
+def test_initial_values_are_those_asked_for(network):
+    biases = []
+    for init in ("xavier", "kaiming"):
+        learner = Ensemble(4, (6,), network=network, init=init, device="cpu")
+        learner.begin_task({0: 1, 1: 1})
+        biases.append(bool(learner.network.head.bias.any()))
+    assert biases == [False, True]

@@ -235,3 +235,18 @@ def test_digits():
         rows = np.random.default_rng(0).permutation(np.flatnonzero(y // 2 == task))
         taught(learner, x[rows], y[rows])
     assert (learner.scores(x).argmax(1) == y).mean() > 0.35  # 0.2 is the last task alone
+
+
+def test_the_information_is_that_of_the_first_pass():
+    x = np.random.default_rng(0).random((9, 4), np.float32)
+    found = []
+    for passes in ([9], [9, 9]):
+        learner = EWC(2, (4,), lr=0.0, device="cpu")
+        learner.begin_task({0: 5 * len(passes), 1: 4 * len(passes)}, passes=passes)
+        for _ in passes:
+            for part in (slice(6), slice(6, 9)):
+                learner.learn(x[part], np.arange(9)[part] % 2)
+        assert sum(len(labels) for _, labels in learner.held) == 9
+        learner.end_task()
+        found.append(learner.importance)
+    torch.testing.assert_close(*found)

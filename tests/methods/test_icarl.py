@@ -133,7 +133,7 @@ def test_the_buffer_is_merged_into_every_pass_and_counted_by_the_schedule():
     learner = taught(ICaRL(3, (6,), buffer=7, schedule="linear", batch_size=5, device="cpu"), [0])
     batches, rates = watched_steps(learner), []
     x = np.random.default_rng(1).random((11, 6), np.float32)
-    learner.begin_task({1: 22})
+    learner.begin_task({1: 22}, passes=[11, 11])
     for order in (np.arange(11), np.arange(11)[::-1]):
         learner.learn(x[order], np.ones(11, int))
         rates.append(float(learner.rate))
@@ -151,7 +151,7 @@ def test_in_portions_the_buffer_comes_with_the_first():
     learner = taught(ICaRL(3, (6,), buffer=7, batch_size=20, device="cpu"), [0])
     batches = watched_steps(learner)
     x = np.random.default_rng(1).random((12, 6), np.float32)
-    learner.begin_task({1: 24})
+    learner.begin_task({1: 24}, passes=[12, 12])
     for _ in range(2):
         for part in np.split(x, 3):
             learner.learn(part, np.ones(4, int))
@@ -188,3 +188,33 @@ def test_a_portion_of_nothing_changes_nothing(learner_class):
         learner.end_task()
         scores.append(learner.scores(x))
     np.testing.assert_array_equal(*scores)
+
+
+@pytest.mark.parametrize("learner_class", [ICaRL, XDER])
+def test_samples_that_look_alike_are_all_held(learner_class):
+    learner = learner_class(3, (6,), buffer=8, batch_size=5, device="cpu")
+    x = np.random.default_rng(0).random((20, 6), np.float32)
+    x[10] = x[3]
+    learner.begin_task({0: 10, 1: 10})
+    for part in (slice(10), slice(10, 20)):
+        learner.learn(x[part], np.arange(10) % 2)
+    np.testing.assert_array_equal(torch.cat([part["x"] for part in learner.held]), x)
+
+
+def test_a_pass_that_was_cut_short_has_the_buffer_too_and_no_more_steps():
+    learner = taught(ICaRL(3, (6,), buffer=5, schedule="linear", batch_size=5, device="cpu"), [0])
+    batches = watched_steps(learner)
+    x = np.random.default_rng(1).random((20, 6), np.float32)
+    learner.begin_task({1: 30}, passes=[20, 10])
+    for rows in (np.arange(20), np.arange(10, 20)):
+        learner.learn(x[rows], np.ones(len(rows), int))
+    assert [len(labels) for labels in batches] == [5] * 8
+    assert learner.steps == learner.expected == 8
+    assert sum(batches[:5], []).count(0) == 5
+    assert sum(batches[5:], []).count(0) > 0
+    assert learner.n_held == 20
+
+
+def test_a_buffer_without_room_for_every_class_is_refused():
+    with pytest.raises(ValueError, match="buffer: expected an exemplar of each class .* 3, got 2"):
+        ICaRL(3, (6,), buffer=2)

@@ -287,3 +287,13 @@ def test_no_samples_change_nothing():
     before = learner.scores(x)
     learner.learn(x[:0], y[:0])
     np.testing.assert_array_equal(learner.scores(x), before)
+
+
+def test_the_schedule_counts_the_partial_batch_of_every_pass():
+    learner = Trained(2, (4,), lr=0.1, schedule="linear", batch_size=10, device="cpu")
+    x, y = np.random.default_rng(0).random((11, 4), np.float32), np.arange(11) % 2
+    learner.begin_task({0: 18, 1: 15}, passes=[11] * 3)
+    for _ in range(3):
+        learner.learn(x, y)
+    assert learner.steps == learner.expected == 6
+    assert float(learner.rate) == pytest.approx(0.1 / 6)

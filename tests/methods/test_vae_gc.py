@@ -10,7 +10,7 @@ from torch.distributions import Bernoulli, MultivariateNormal, Normal, kl_diverg
 from torch.nn import functional as F
 
 from pecil.checks import check_learner
-from pecil.methods import Method
+from pecil.methods import METHODS, Method
 from pecil.methods.vae_gc import VAEGC, conv_vae, draw, perceptron_vae
 
 METHOD = Method("vae_gc", "VAE-GC", "2021", "", VAEGC, ("lr",), by_task=True)
@@ -354,3 +354,21 @@ def test_digits():
         learner.learn(x[rows], y[rows])
         learner.end_task()
     assert (learner.scores(x[test]).argmax(axis=1) == y[test]).mean() > 0.8
+
+
+@pytest.mark.parametrize("method", ["vae_gc", "dgr"])
+def test_inputs_that_are_no_probabilities_are_refused(method):
+    x, y = 16 * np.random.default_rng(0).random((8, 4, 4), np.float32), np.arange(8) % 2
+    learner = METHODS[method].learner(2, (4, 4), device="cpu")
+    learner.begin_task({0: 4, 1: 4})
+    with pytest.raises(ValueError, match="needs inputs from 0 to 1, got .* choose binary=False"):
+        learner.learn(x, y)
+    learner.learn(x / 16, y)
+    other = METHODS[method].learner(2, (4, 4), device="cpu", binary=False)
+    other.begin_task({0: 4, 1: 4})
+    other.learn(x, y)
+    assert np.isfinite(other.scores(x)).all()
+
+
+def test_settings_that_mean_nothing_to_it_are_none_of_its_own():
+    assert not {"init", "keep_adam"} & set(METHODS["vae_gc"].settings)

@@ -272,6 +272,7 @@ def planned(
     if split is None:
         split = "joint" if METHODS[method].joint else f"{_n_classes(dataset)}/1"
     settings = settings_for(method, dataset, split, epochs, setup, **changes)
+    settings = {name: _plain(value) for name, value in settings.items()}
     if steps and (epochs > 1 or "batch_size" not in settings):
         raise ValueError(
             "steps: expected a batch_size and 1 epoch, got "
@@ -302,6 +303,13 @@ def _check_kinds(method: str, settings: Mapping[str, Any]) -> None:
         if not _is_a(kinds.get(name, Any), value):
             expected = inspect.formatannotation(kinds[name]).removeprefix("collections.abc.")
             raise ValueError(f"{method}: {name} must be of type {expected}, but it is {value!r}")
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting as JSON has it, whole numbers as int: equal settings give one key."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _is_a(kind: Any, value: Any) -> bool:
@@ -361,6 +369,8 @@ def run(
         )
     classes, codes = np.unique(data.train_y, return_inverse=True)
     tasks = _tasks(experiment, replace(data, train_y=codes), whole=not per_task)
+    if per_task:
+        _check_first(classes[list(tasks.class_order[: tasks.classes_per_task])], data.test_y)
     with _peak_memory() as peak:
         learner = _learner(experiment, len(classes), data, device)
         exam = _Exam(learner, classes, tasks.class_order, data.test_x, data.test_y)
@@ -391,6 +401,15 @@ def run(
     )
 
 
+def _check_first(labels: Array, test_y: Array) -> None:
+    """Raise ValueError if there is nothing to test on after the first task."""
+    if not np.isin(test_y, labels).any():
+        raise ValueError(
+            "testing after every task needs test samples of the classes of the first one, "
+            f"{', '.join(map(str, labels))}, got none"
+        )
+
+
 def _tasks(experiment: Experiment, data: Dataset, *, whole: bool) -> Stream:
     """Make the stream; in one task if the method does not mind and the results may."""
     method = METHODS[experiment.method]
@@ -405,7 +424,7 @@ def _tasks(experiment: Experiment, data: Dataset, *, whole: bool) -> Stream:
         batch_size=batch_size,
         class_order="random" if experiment.random_classes else None,
     )
-    if method.independent and whole and not experiment.steps:
+    if method.independent and whole and not experiment.steps and not experiment.buffer:
         tasks = replace(tasks, classes_per_task=len(tasks.class_order))
     return tasks
 
@@ -454,6 +473,8 @@ def _learner(experiment: Experiment, n_classes: int, data: Dataset, device: str)
 def held_out(data: Dataset, seed: int) -> Dataset:
     """Return the training part alone, a random tenth of each class as its test part.
 
+    A sample that is there twice is not trained on if its twin is held out.
+
     >>> from pecil.data import load
     >>> digits = held_out(load("digits"), seed=0)
     >>> len(digits.train_x), len(digits.test_x)
@@ -466,15 +487,22 @@ def held_out(data: Dataset, seed: int) -> Dataset:
         tenth[random.permutation(rows)[: len(rows) // 10]] = True
     if not tenth.any():
         raise ValueError(f"{data.name}: expected a class with 10 samples or more to hold some out")
+    known = {(label, x.tobytes()) for label, x in zip(*_pairs(data, tenth), strict=True)}
+    twins = [(label, x.tobytes()) in known for label, x in zip(*_pairs(data, ~tenth), strict=True)]
+    train = np.flatnonzero(~tenth)[~np.array(twins, dtype=bool)]
     return replace(
         data,
-        train_x=data.train_x[~tenth],
-        train_y=data.train_y[~tenth],
+        train_x=data.train_x[train],
+        train_y=data.train_y[train],
         test_x=data.train_x[tenth],
         test_y=data.train_y[tenth],
         train_files=None,
         test_files=None,
     )
+
+
+def _pairs(data: Dataset, rows: Array) -> tuple[list[Any], Array]:
+    return data.train_y[rows].tolist(), data.train_x[rows]
 
 
 class _Exam:
@@ -499,7 +527,7 @@ class _Exam:
             x, y, labels = x[known], y[known], np.intersect1d(labels, come)
         self.predicted = self.classes[self.learner.scores(x).argmax(axis=1)]
         right = self.predicted == y
-        self.accuracies.append(float(right.mean()) if len(y) else 0.0)
+        self.accuracies.append(float(right.mean()))
         self.per_class.append({str(c): float(right[y == c].mean()) for c in labels})
 
     def marks(self, per_task: bool, n_earlier: int) -> dict[str, Any]:
@@ -539,7 +567,10 @@ class _Exam:
 def _teach(learner: Any, task: Task, method: Method, *, whole: bool) -> None:
     """Present a task, batch by batch, or as a whole to a method that does not mind."""
     labels, counts = np.unique(task.y, return_counts=True)
-    learner.begin_task(dict(zip(labels.tolist(), counts.tolist(), strict=True)))
+    learner.begin_task(
+        dict(zip(labels.tolist(), counts.tolist(), strict=True)),
+        passes=[len(rows) for rows in task.passes],
+    )
     if method.again and len(task.passes) > 1:
         learner.learn(*task.once())
     else:

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from numbers import Integral
 from typing import Any, TypeVar
@@ -88,10 +89,11 @@ def run_all(
     with _connected(ray, address):
         share = _gpus(ray, gpus, SHARE)
         task = ray.remote(num_cpus=1, num_gpus=share, max_retries=0, max_calls=0)(run)
+        run_one = partial(task.remote, sharing=round(1 / share) if 0 < share < 1 else None)
         end = math.inf if within is None else time.monotonic() + within
         try:
             while (sweep.todo or sweep.running) and time.monotonic() < end:
-                sweep.hand_out(task, workers or AHEAD * _places(ray, 1, share))
+                sweep.hand_out(run_one, workers or AHEAD * _places(ray, 1, share))
                 if progress is not None:
                     progress(sweep.over, len(sweep.keys))
                 left = None if math.isinf(end) else max(0.0, end - time.monotonic())
@@ -121,12 +123,12 @@ class _Sweep:
     def over(self) -> int:
         return len(self.keys) - len(self.todo) - len(self.running)
 
-    def hand_out(self, task: Any, room: int) -> None:
+    def hand_out(self, run_one: Callable[[Experiment], Any], room: int) -> None:
         """Give Ray experiments until it has as many as there is room for."""
         while self.todo and len(self.running) < room:
             experiment = self.todo.popleft()
             if self.store.get(experiment.key) is None:  # another sweep may have been faster
-                self.running[task.remote(experiment)] = experiment
+                self.running[run_one(experiment)] = experiment
 
     def collect(self, ray: Any, ref: Any) -> None:
         """Put what became of an experiment in its place."""

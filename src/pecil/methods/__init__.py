@@ -131,9 +131,13 @@ def _trained(
     reference: str,
     description: str,
     learner: Callable[..., Learner],
+    without: Sequence[str] = (),
     **about: Any,
 ) -> Method:
-    """Describe a method that trains a network; see `pecil.methods.trained`."""
+    """Describe a method that trains a network; see `pecil.methods.trained`.
+
+    ``without`` are settings of these that mean nothing to it.
+    """
     base = Replaying if about.get("buffer") else Trained
     options = dict.fromkeys((*_parameters(Trained), *_parameters(base), *_parameters(learner)))
     return Method(
@@ -142,7 +146,7 @@ def _trained(
         reference,
         description,
         learner,
-        tuple(options),
+        tuple(name for name in options if name not in without),
         by_task=True,
         of_dataset={"flip": "mirror"},
         **about,
@@ -355,6 +359,7 @@ METHODS = {
             "Classifiers. CVPR Workshops.",
             "A variational autoencoder per class; the likeliest one names the class.",
             VAEGC,
+            without=("init", "keep_adam"),
         ),
         _trained(
             "ensemble",

@@ -75,7 +75,7 @@ class BiC(Merging):
     >>> x, y = np.eye(2, dtype=np.float32).repeat(50, axis=0), np.arange(2).repeat(50)
     >>> learner = BiC(n_classes=3, input_shape=(2,), lr=0.01, buffer=30)
     >>> for label in (0, 1):
-    ...     learner.begin_task({label: 250})
+    ...     learner.begin_task({label: 250}, passes=[50] * 5)
     ...     for _ in range(5):
     ...         learner.learn(x[y == label], y[y == label])
     ...     learner.end_task()
@@ -104,9 +104,9 @@ class BiC(Merging):
         self.released = released
         super().__init__(n_classes, input_shape, buffer=buffer, **given)
 
-    def begin_task(self, counts: Mapping[int, int]) -> None:
+    def begin_task(self, counts: Mapping[int, int], passes: Sequence[int] = ()) -> None:
         """Start anew, without a bias layer; nothing is set aside yet."""
-        super().begin_task(counts)
+        super().begin_task(counts, passes)
         self.bias: Bias | None = None
         self.set_aside: tuple[Tensor, Tensor] | None = None
         self.old = self.past.nonzero()[:, 0]

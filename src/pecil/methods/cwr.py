@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pecil.methods.networks import Network, draw
+from pecil.methods.networks import Network, linear_layer
 from pecil.methods.trained import NOISE, Trained
 
 
@@ -79,17 +79,17 @@ class CWR(Trained):
         self.stored = [torch.zeros_like(values) for values in network.head.parameters()]  # cw
         return network
 
-    def begin_task(self, counts: Mapping[int, int]) -> None:
+    def begin_task(self, counts: Mapping[int, int], passes: Sequence[int] = ()) -> None:
         """Start the output layer afresh."""
-        super().begin_task(counts)
+        super().begin_task(counts, passes)
         self.network.body.requires_grad_(not self.frozen)
         head = self.network.head  # tw
         if self.plus:
             for values in head.parameters():
                 nn.init.zeros_(values)
         else:
-            fresh = nn.Linear(head.in_features, head.out_features, device="meta")
-            draw(fresh.to_empty(device="cpu"), self.heads)
+            init = self.init if len(self.input_shape) < 3 else "kaiming"
+            fresh = linear_layer(head.in_features, head.out_features, self.heads, init)
             head.load_state_dict(fresh.state_dict())
 
     def loss(self, raw: Tensor, labels: Tensor) -> Tensor:

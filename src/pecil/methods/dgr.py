@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pecil.methods.learner import Array
 from pecil.methods.networks import Network
 from pecil.methods.trained import NOISE, SAMPLES, Trained
-from pecil.methods.vae_gc import VAE, is_binary, vae_for
+from pecil.methods.vae_gc import VAE, check_range, is_binary, vae_for
 
 
 class DGR(Trained):
@@ -70,6 +71,8 @@ class DGR(Trained):
         binary: bool | None = None,
         **given: Any,
     ) -> None:
+        if given.get("labels_trick"):
+            raise ValueError("labels_trick: samples made up are of other tasks; expected False")
         self.latent, self.binary = latent, binary
         super().__init__(n_classes, input_shape, **given)
 
@@ -94,6 +97,12 @@ class DGR(Trained):
     def n_parameters(self) -> int:
         """The number of trainable parameters, those of the generator included."""
         return super().n_parameters + sum(p.numel() for p in self.vae.parameters())
+
+    def learn(self, x: Array, y: Array) -> None:
+        """Take a step on every batch."""
+        if self.vae.binary:
+            check_range(self, torch.as_tensor(x, device=self.device))
+        super().learn(x, y)
 
     def loss(self, raw: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of new samples and, from the second task on, of those made up."""

@@ -103,7 +103,7 @@ class Ensemble(Trained):
         """The number of trainable parameters, all networks so far together."""
         return sum(_count(network) for _, network in self.members)
 
-    def begin_task(self, counts: Mapping[int, int]) -> None:
+    def begin_task(self, counts: Mapping[int, int], passes: Sequence[int] = ()) -> None:
         """Draw a network for the classes of the task; leave the last one alone."""
         if counts:
             classes = sorted(counts)
@@ -113,18 +113,18 @@ class Ensemble(Trained):
             self.start_optimizer()
             self.places = torch.full((self.n_classes,), -1, device=self.device)
             self.places[classes] = torch.arange(len(classes), device=self.device)
-        super().begin_task(counts)
+        super().begin_task(counts, passes)
 
     def member(self, n_outputs: int) -> Network:
         """Draw a network for a task of so many classes."""
         shape = self.input_shape
         if self.kind == "full":
             sizes: dict[str, Any] = {"hidden": self.hidden, "width": self.width}
-            return network_for(shape, n_outputs, **sizes, generator=self.weights)
+            return network_for(shape, n_outputs, **sizes, init=self.init, generator=self.weights)
         make = (
             partial(pec_network, shape, n_outputs, self.pool)
             if self.kind == "pec"
-            else partial(small_network, shape, n_outputs, len(self.hidden))
+            else partial(small_network, shape, n_outputs, len(self.hidden), self.init)
         )
         share = self.budget * n_outputs / self.n_classes
         return make(fitting(share, lambda width: _count(make(width))), self.weights)
@@ -147,7 +147,7 @@ class Ensemble(Trained):
         found = inputs.new_full((len(inputs), self.n_classes), -torch.inf)
         for classes, network in self.members:
             widest = max(values.shape[0] for values in network.parameters())
-            parts = inputs.split(max(1, ROOM // (widest * inputs[0, 0].numel())))
+            parts = inputs.split(max(1, ROOM // (widest * prod(inputs.shape[2:]))))
             outputs = torch.cat([network(part) for part in parts])
             outputs = outputs.log_softmax(1) if self.softmax else outputs
             found[:, classes] = torch.maximum(found[:, classes], outputs)
@@ -158,13 +158,14 @@ def small_network(
     input_shape: Sequence[int],
     n_outputs: int,
     layers: int,
+    init: str,
     width: int,
     generator: torch.Generator | None = None,
 ) -> Network:
     """Make the paper's network with another width: of all hidden layers, or of ResNet18."""
     chance = generator or torch.Generator()
     sizes: dict[str, Any] = {"hidden": (width,) * layers, "width": width}
-    return network_for(input_shape, n_outputs, **sizes, generator=chance)
+    return network_for(input_shape, n_outputs, **sizes, init=init, generator=chance)
 
 
 def pec_network(

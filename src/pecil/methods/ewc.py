@@ -33,7 +33,8 @@ MOMENTUM = 0.1  # of batch norm: the share of the newest sample in its running s
 class EWC(Trained):
     """Important parameters are held where they were (Kirkpatrick et al. 2017).
 
-    A task's samples are held until it ends: they pass by once more, one by one, for F.
+    The samples of a task's first pass are held until it ends: they pass by once more, one by one,
+    for F.
 
     Departures of the authors' released code, which are the default. The sum over all labels y in
     F has one term left: that of the sample's own label, still weighted by p(y|x). p is the
@@ -99,18 +100,20 @@ class EWC(Trained):
         self.fisher_samples, self.anchors = fisher_samples, anchors
         self.importance = torch.zeros(self.n_parameters, device=self.device)  # F
 
-    def begin_task(self, counts: Mapping[int, int]) -> None:
+    def begin_task(self, counts: Mapping[int, int], passes: Sequence[int] = ()) -> None:
         """Start Adam anew and hold samples from now on."""
-        super().begin_task(counts)
+        super().begin_task(counts, passes)
         self.held: list[tuple[Tensor, Tensor]] = []
 
     def learn(self, x: Array, y: Array) -> None:
         """Take a step on every batch; hold what is needed at the end of the task."""
         super().learn(x, y)
+        wanted = self.of_pass[0]
         if self.fisher_samples is not None:
-            left = max(0, self.fisher_samples - sum(len(labels) for _, labels in self.held))
-            x, y = x[:left], y[:left]
-        self.held.append((torch.tensor(x, device=self.device), torch.tensor(y, device=self.device)))
+            wanted = min(wanted, self.fisher_samples)
+        left = max(0, wanted - sum(len(labels) for _, labels in self.held))
+        raw, labels = (torch.tensor(part[:left], device=self.device) for part in (x, y))
+        self.held.append((raw, labels))
 
     def loss(self, raw: Tensor, labels: Tensor) -> Tensor:
         """Return the cross-entropy and the penalty."""

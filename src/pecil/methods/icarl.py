@@ -19,6 +19,7 @@ Here, too, is what BiC and X-DER share with it: a task's samples held until the 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -34,9 +35,7 @@ Rows = dict[str, Tensor]
 
 
 class Revisiting(Replaying):
-    """A network with a buffer that is filled when a task ends; the task is held until then.
-
-    A sample that came before in the task is not held again: it belongs to another pass.
+    """A network with a buffer that is filled when a task ends; its first pass is held until then.
 
     Parameters
     ----------
@@ -49,20 +48,23 @@ class Revisiting(Replaying):
     may_mask = False
     lasting = False
 
-    def begin_task(self, counts: Mapping[int, int]) -> None:
+    def begin_task(self, counts: Mapping[int, int], passes: Sequence[int] = ()) -> None:
         """Start anew, remember which classes came before."""
-        super().begin_task(counts)
-        self.announced = sum(counts.values())
+        super().begin_task(counts, passes)
         self.past = self.seen.clone()
         self.known = self.past | self.current
         self.held: list[Rows] = []
+        self.came = 0
 
     def hold(self, x: Array, y: Array) -> bool:
-        """Hold samples unless they came before; say whether they are all of the task so far."""
-        raw, labels = (torch.as_tensor(part, device=self.device).clone() for part in (x, y))
-        if not any(bool((part["x"] == raw[:1]).flatten(1).all(1).any()) for part in self.held):
-            self.held.append({"x": raw, "y": labels})
-        return len(self.held) == 1 and len(raw) == self.n_held
+        """Hold samples of the first pass; say whether these begin the task or are a whole pass."""
+        begun, left = self.came, self.of_pass[0] - self.came
+        self.came += len(y)
+        if left > 0:
+            raw, labels = (torch.as_tensor(part, device=self.device) for part in (x, y))
+            self.held.append({"x": raw[:left].clone(), "y": labels[:left].clone()})
+        starts = accumulate(self.of_pass, initial=0)
+        return begun == 0 or (begun, len(y)) in zip(starts, self.of_pass, strict=False)
 
     @property
     def n_held(self) -> int:
@@ -80,15 +82,14 @@ class Merging(Revisiting, ABC):
     """Goes over a task's samples and those of the buffer together, mixed.
 
     What `learn` is given is a pass, and the buffer is merged into it. In smaller portions the
-    buffer comes with the first one of a task. The schedule counts what was merged; with small
-    portions it learns only by and by how long a pass is.
+    buffer comes with the first one of a task. The schedule counts what was merged.
     """
 
     old_network: Network | None = None
 
-    def begin_task(self, counts: Mapping[int, int]) -> None:
+    def begin_task(self, counts: Mapping[int, int], passes: Sequence[int] = ()) -> None:
         """Start anew; nothing is merged yet."""
-        super().begin_task(counts)
+        super().begin_task(counts, passes)
         self.extra = 0
 
     def learn(self, x: Array, y: Array) -> None:
@@ -98,10 +99,9 @@ class Merging(Revisiting, ABC):
         given: Any = x, y
         if self.hold(x, y):
             rows = self.merged()
-            given = rows["x"], rows["y"]
             self.extra = len(rows["y"]) - self.n_held
-        passes = max(1, round(self.announced / self.n_held))
-        self.expected = max(1, passes * -(-(self.n_held + self.extra) // self.batch_size))
+            self.expected = self.steps_with(self.extra)
+            given = (rows[name][: len(y) + self.extra] for name in ("x", "y"))
         super().learn(*given)
 
     def merged(self) -> Rows:
@@ -169,13 +169,17 @@ class ICaRL(Merging):
         released: bool = True,
         **given: Any,
     ) -> None:
+        if buffer < n_classes:
+            raise ValueError(
+                f"buffer: expected an exemplar of each class at least, {n_classes}, got {buffer}"
+            )
         super().__init__(n_classes, input_shape, buffer=buffer, **given)
         self.released = released
         self.answers = torch.eye(n_classes, device=self.device)
 
-    def begin_task(self, counts: Mapping[int, int]) -> None:
+    def begin_task(self, counts: Mapping[int, int], passes: Sequence[int] = ()) -> None:
         """Start anew; the outputs of classes that do not come in the task are distilled."""
-        super().begin_task(counts)
+        super().begin_task(counts, passes)
         self.distilled = self.past & ~self.current
         self.outputs = self.known.nonzero()[:, 0]
         self.means: Tensor | None = None

@@ -7,7 +7,7 @@ benchmark, for the same network and the same number of passes.
     loss(x, y) = -log softmax(f(x))_y    over all classes
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pecil.methods.finetuning import FineTuning
 
@@ -36,14 +36,14 @@ class Joint(FineTuning):
 
     finished = False
 
-    def begin_task(self, counts: Mapping[int, int]) -> None:
+    def begin_task(self, counts: Mapping[int, int], passes: Sequence[int] = ()) -> None:
         """Begin the only task."""
         if self.finished:
             raise ValueError(
                 "joint training has one task, with all classes (the split joint or 1/C), but "
                 f"another began, with the classes {', '.join(map(str, counts))}"
             )
-        super().begin_task(counts)
+        super().begin_task(counts, passes)
 
     def end_task(self) -> None:
         """Remember that all has come."""

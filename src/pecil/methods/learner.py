@@ -26,8 +26,11 @@ class Learner(Protocol):
     def device(self) -> torch.device:
         """Where the learner computes."""
 
-    def begin_task(self, counts: Mapping[int, int]) -> None:
-        """Prepare for a task that brings so many samples of these classes, all passes together."""
+    def begin_task(self, counts: Mapping[int, int], passes: Sequence[int] = ()) -> None:
+        """Prepare for a task that brings so many samples of these classes, all passes together.
+
+        ``passes`` are the samples of each pass; by default all are of one.
+        """
 
     def learn(self, x: Array, y: Array) -> None:
         """Learn a batch; each sample is seen once a pass."""

@@ -68,9 +68,9 @@ class LwF(Trained):
         super().__init__(n_classes, input_shape, **given)
         self.alpha, self.temperature = alpha, temperature
 
-    def begin_task(self, counts: Mapping[int, int]) -> None:
+    def begin_task(self, counts: Mapping[int, int], passes: Sequence[int] = ()) -> None:
         """Start Adam anew; the classes seen until now are the old ones."""
-        super().begin_task(counts)
+        super().begin_task(counts, passes)
         self.old = (self.seen & ~self.current).nonzero().flatten()  # O
 
     def loss(self, raw: Tensor, labels: Tensor) -> Tensor:

@@ -100,7 +100,7 @@ class NearestMean:
         """The numbers in the means."""
         return len(self._seen()) * self.summary.means.shape[1]
 
-    def begin_task(self, counts: Mapping[int, int]) -> None:
+    def begin_task(self, counts: Mapping[int, int], passes: Sequence[int] = ()) -> None:
         """Do nothing: nothing depends on what will come."""
 
     def learn(self, x: Array, y: Array) -> None:

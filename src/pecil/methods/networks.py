@@ -75,16 +75,21 @@ def perceptron(widths: Sequence[int], generator: torch.Generator, init: str = "x
     """Stack linear layers and ReLU: Xavier-uniform weights and zero biases, or PyTorch's values."""
     layers: list[nn.Module] = []
     for n_in, n_out in zip(widths, widths[1:], strict=False):
-        linear = nn.Linear(n_in, n_out, device="meta").to_empty(device="cpu")
-        if init == "kaiming":
-            draw(linear, generator)
-        else:
-            nn.init.xavier_uniform_(linear.weight, generator=generator)
-            nn.init.zeros_(linear.bias)
-        layers += [linear, nn.ReLU()]
+        layers += [linear_layer(n_in, n_out, generator, init), nn.ReLU()]
     *body, head, _ = layers
     assert isinstance(head, nn.Linear)
     return Network(nn.Sequential(*body), head)
+
+
+def linear_layer(n_in: int, n_out: int, generator: torch.Generator, init: str) -> nn.Linear:
+    """Draw a linear layer, "xavier" or "kaiming" as in `network_for`."""
+    layer: nn.Linear = nn.Linear(n_in, n_out, device="meta").to_empty(device="cpu")
+    if init == "kaiming":
+        draw(layer, generator)
+    else:
+        nn.init.xavier_uniform_(layer.weight, generator=generator)
+        nn.init.zeros_(layer.bias)
+    return layer
 
 
 def resnet18(channels: int, n_outputs: int, width: int, generator: torch.Generator) -> Network:

@@ -83,7 +83,7 @@ class PECLearner:
         """Where the learner computes."""
         return self.pec.device_
 
-    def begin_task(self, counts: Mapping[int, int]) -> None:
+    def begin_task(self, counts: Mapping[int, int], passes: Sequence[int] = ()) -> None:
         """Tell the schedule how many samples of these classes will come."""
         self.pec.set_params(expected_samples=dict(counts))
 

@@ -161,13 +161,14 @@ class Trained:
 
     # ------------------------------------------------------------------------ learning
 
-    def begin_task(self, counts: Mapping[int, int]) -> None:
+    def begin_task(self, counts: Mapping[int, int], passes: Sequence[int] = ()) -> None:
         """Start Adam and its schedule anew."""
         if not self.lasting:
             self.recorder.forget()
         self.current.zero_()
         self.current[list(counts)] = True
-        self.start_schedule(sum(counts.values()))
+        self.of_pass = tuple(passes) or (sum(counts.values()),)  # samples
+        self.start_schedule()
 
     def start_optimizer(self) -> None:
         """Make what changes the network."""
@@ -181,14 +182,18 @@ class Trained:
         made: torch.optim.Optimizer = make(network.parameters(), self.rate, fused=True, **options)
         return made
 
-    def start_schedule(self, samples: int) -> None:
-        """Start Adam anew, in its place, its learning rate to last for so many samples."""
-        self.steps, self.expected = 0, max(1, -(-samples // self.batch_size))
+    def start_schedule(self) -> None:
+        """Start Adam anew, in its place, its learning rate to last for the task."""
+        self.steps, self.expected = 0, self.steps_with()
         if self.keep_adam:
             return
         for state in self.optimizer.state.values():
             for values in state.values():
                 values.zero_()
+
+    def steps_with(self, more: int = 0) -> int:
+        """Return the steps of the task if each pass has so many samples more."""
+        return max(1, sum(-(-(n + more) // self.batch_size) for n in self.of_pass))
 
     def learn(self, x: Array, y: Array) -> None:
         """Take a step on every batch."""

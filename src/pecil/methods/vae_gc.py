@@ -110,7 +110,7 @@ class VAEGC(Trained):
         self.latent = latent or (100 if len(input_shape) == 3 else 10)
         self.binary, self.batch_norm = binary, batch_norm
         shape = tuple(input_shape) if size is None else (size, size, *input_shape[2:])
-        super().__init__(n_classes, shape, hidden=hidden, width=width, **given)
+        super().__init__(n_classes, shape, hidden=hidden, width=width, keep_adam=True, **given)
         self.noise = self.generator(NOISE)
 
     def new_network(self, n_outputs: int, hidden: Sequence[int], width: int) -> Any:
@@ -142,13 +142,11 @@ class VAEGC(Trained):
         """Make an Adam for each VAE."""
         self.adams = [self.optimizer_of(vae) for vae in self.vaes]
 
-    def start_schedule(self, samples: int) -> None:
-        """Let the learning rate last for so many samples; each Adam goes on."""
-        self.steps, self.expected = 0, max(1, -(-samples // self.batch_size))
-
     def learn(self, x: Array, y: Array) -> None:
         """Take the steps of every batch."""
         raw, labels = torch.as_tensor(x, device=self.device), torch.as_tensor(y)
+        if self.binary:
+            check_range(self, raw)
         self.seen[labels.to(self.device)] = True
         for some, of in self.batches(raw, labels):
             self.step(some, of)
@@ -270,6 +268,18 @@ class VAE(nn.Module):
 def is_binary(learner: Trained) -> bool:
     """Say whether a learner's inputs are grey pictures as they are, in [0, 1]."""
     return len(learner.input_shape) == 2 and learner.mean is None and learner.std is None
+
+
+def check_range(learner: Trained, raw: Tensor) -> None:
+    """Raise ValueError if inputs that are to be probabilities are not in [0, 1]."""
+    plain = learner.mean is None and learner.std is None
+    if raw.numel() and not (plain and raw.dtype == torch.uint8):
+        low, high = (float(value) for value in learner.view(raw, False).aminmax())
+        if not 0 <= low <= high <= 1:
+            raise ValueError(
+                f"a Bernoulli distribution needs inputs from 0 to 1, got {low:.4g} to {high:.4g}: "
+                "divide them, or choose binary=False and a mean and std that suit them"
+            )
 
 
 def vae_for(

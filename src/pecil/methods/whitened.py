@@ -103,7 +103,7 @@ class WhitenedLearner:
         """Where the learner computes."""
         return self.model.device_
 
-    def begin_task(self, counts: Mapping[int, int]) -> None:
+    def begin_task(self, counts: Mapping[int, int], passes: Sequence[int] = ()) -> None:
         """Do nothing: nothing depends on what will come."""
 
     def learn(self, x: Array, y: Array) -> None:

@@ -114,9 +114,9 @@ class XDER(Revisiting):
         self.m, self.gamma, self.temperature, self.passes = m, gamma, temperature, passes
         self.wrapped = wrapped
 
-    def begin_task(self, counts: Mapping[int, int]) -> None:
+    def begin_task(self, counts: Mapping[int, int], passes: Sequence[int] = ()) -> None:
         """Start anew; the classes of the task become the present head."""
-        super().begin_task(counts)
+        super().begin_task(counts, passes)
         self.tasks += 1
         if self.tasks == 1:
             self.task_of = torch.zeros(self.n_classes, dtype=torch.long, device=self.device)
