@@ -13,7 +13,7 @@ from pecil.bench import Experiment, planned, run
 from pecil.bench.experiment import held_out, settings_for
 from pecil.data import DATASETS, load
 from pecil.data.registry import digest
-from pecil.methods import METHODS, FineTuning
+from pecil.methods import METHODS, FineTuning, pec
 from pecil.teachers import Filters
 
 SMALL = {"teacher_width": 100, "student_width": 4, "output_dim": 10}
@@ -545,3 +545,48 @@ def test_what_buffer_balancing_keeps_does_not_depend_on_tests_in_between():
     experiment = planned("pec", "digits", balancing="buffer", buffer=50)
     results = [run(experiment, device="cpu", per_task=each) for each in (False, True)]
     assert results[0].confusion == results[1].confusion
+
+
+def test_the_seed_of_an_experiment_is_its_learners(monkeypatch):
+    known, seeds = METHODS["nearest_mean"], []
+
+    def noted(*shape, seed, **given):
+        seeds.append(seed)
+        return known.learner(*shape, seed=seed, **given)
+
+    monkeypatch.setitem(METHODS, "nearest_mean", replace(known, learner=noted))
+    for seed in (0, 7):
+        run(planned("nearest_mean", "digits", seed=seed), device="cpu")
+    assert seeds == [0, 7]
+
+
+def test_balancing_has_the_test_set_or_the_buffer(monkeypatch):
+
+    given, balanced = [], pec.balance
+
+    def balance(model, x, y, **more):
+        given.append((x, y))
+        return balanced(model, x, y, generations=20, **more)
+
+    monkeypatch.setattr(pec, "balance", balance)
+    usual = run(planned("pec", "digits", **SMALL), device="cpu")
+    assert not given
+    digits = load("digits")
+    for balancing, kept in (("oracle", 0), ("buffer", 60)):
+        given.clear()
+        experiment = planned("pec", "digits", balancing=balancing, buffer=kept, **SMALL)
+        result = run(experiment, device="cpu")
+        ((x, y),) = given
+        if balancing == "oracle":
+            assert np.array_equal(x, digits.test_x) and np.array_equal(y, digits.test_y)
+            assert result.accuracy > usual.accuracy
+        known = (x[:, None] == digits.train_x).all((2, 3)).any(1)
+        assert known.all() == (balancing == "buffer") and len(x) == (kept or 355)
+        assert result.confusion != usual.confusion
+        assert result.buffer_size == kept
+
+
+def test_a_result_tells_how_many_samples_were_kept():
+    for buffer, kept in ((30, 30), (5000, len(load("digits").train_x))):
+        settings = {"hidden": [3], "batch_size": 500, "buffer": buffer}
+        assert run(planned("er", "digits", "5/2", **settings), device="cpu").buffer_size == kept

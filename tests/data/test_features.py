@@ -126,7 +126,7 @@ class TestFeatures:
 
     def test_the_mode_is_put_back_after_an_error(self, network):
         network.train()
-        with pytest.raises(RuntimeError):
+        with pytest.raises(ValueError):
             made(network, size=2).transform(COLOUR)
         assert network.training and network.drop.training
 
@@ -415,3 +415,12 @@ class TestImageFiles:
         (tmp_path / "a.png").write_bytes(b"no image")
         with pytest.raises(ValueError, match=r"cannot read the image .*a.png"):
             ImageFiles(tmp_path, ("a.png",))[0]
+
+
+def test_a_network_that_does_not_fit_says_what_it_was_given():
+
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 5))
+    with pytest.raises(ValueError, match=r"cannot take images of shape \(3, 4, 4\); size="):
+        Features(network, device="cpu").transform(np.zeros((2, 4, 4, 3), np.uint8))
+    with pytest.raises(ValueError, match=r"cannot take samples of shape \(6,\): "):
+        WhitenedPEC(teacher=torch.nn.Linear(5, 3), device="cpu").fit(np.zeros((2, 6)), [0, 1])

@@ -523,3 +523,30 @@ def test_progress_is_shown_on_a_terminal_alone(monkeypatch, stderr, shown):
     assert list(data_files.progress("abcd", 4, "reading")) == list("abcd")
     assert ("reading 3 of 4" in sys.stderr.getvalue()) == shown
     assert not shown or sys.stderr.getvalue().endswith(" \r")
+
+
+def test_what_macos_adds_is_passed_over(tmp_path):
+    for label in ("cat", "dog"):
+        picture = Image.fromarray(np.zeros((4, 4, 3), np.uint8))
+        (tmp_path / label).mkdir()
+        picture.save(tmp_path / label / "0.png")
+        (tmp_path / label / "._0.png").write_bytes(b"no picture")
+    (tmp_path / "__MACOSX").mkdir()
+    (tmp_path / "__MACOSX" / "0.png").write_bytes(b"no picture")
+    data = load(tmp_path)
+    assert data.train_y.tolist() == ["cat", "dog"]
+
+
+def test_a_folder_for_validation_is_no_class(tmp_path):
+    for part in ("train", "val", "test"):
+        (tmp_path / part / "cat").mkdir(parents=True)
+    with pytest.raises(ValueError, match="or train/ and test/ of these, but there is val/, too"):
+        load(tmp_path)
+
+
+def test_an_empty_column_of_labels_is_none(tmp_path):
+    path = tmp_path / "new.csv"
+    path.write_text("a,b,label\n1,2,\n5,3,\n")
+    assert data_files.read_table(path, "label", labelled=False)["train_y"] is None
+    with pytest.raises(ValueError, match="2 values are missing"):
+        data_files.read_table(path, "label")

@@ -1,9 +1,11 @@
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from sqlite3 import connect
 
@@ -275,3 +277,36 @@ def test_what_cannot_be_is_refused(tmp_path):
         local.run_all([], Store(tmp_path / "s.sqlite"), workers=0)
     with pytest.raises(ValueError, match="an engine out of local, ray, got 'slurm'"):
         engine("slurm")
+
+
+def test_a_worker_waits_for_what_it_met_elsewhere_once(tmp_path, monkeypatch):
+
+    waits = []
+
+    @contextmanager
+    def claim(store, key, *, wait=False):  # of something that is under way for a while
+        waits.append(wait)
+        yield wait or len(waits) > 9
+
+    class Thread(local._Worker):
+        def __init__(self, store, place, workers):
+            self.connection, theirs = multiprocessing.Pipe()
+            self.place, self.job = place, None
+            self.process = threading.Thread(
+                target=local._work, args=(theirs, store, place, workers)
+            )
+            self.process.start()
+
+        def stop(self):
+            self.connection.close()
+            self.process.join()
+
+    monkeypatch.setattr(Store, "claim", claim)
+    monkeypatch.setattr(local, "_Worker", Thread)
+    monkeypatch.setattr(local.signal, "signal", lambda *_: None)  # for a process of one's own
+    monkeypatch.setattr(local.torch, "set_num_threads", lambda n: None)
+    monkeypatch.setattr(local.torch.cuda, "device_count", lambda: 0)
+    experiment = planned("nearest_mean", "digits")
+    report = local.run_all([experiment], Store(tmp_path / "s.sqlite"), workers=1)
+    assert report.done == (experiment.key,)
+    assert waits == [False, True]

@@ -5,6 +5,7 @@ from helpers import accuracy_on_digits, batches, described, watched_draws
 from torch.nn import functional as F
 
 from pecil.checks import check_learner
+from pecil.methods import agem
 from pecil.methods.agem import AGEM, projected
 
 
@@ -90,3 +91,20 @@ def test_colour_pictures_are_learned():
     learner.begin_task({0: 4, 1: 4, 2: 4})
     learner.learn(x, y)
     assert np.isfinite(learner.scores(x)).all()
+
+
+def test_the_reference_gradient_is_one_of_training(monkeypatch):
+
+    given = []
+    monkeypatch.setattr(agem, "projected", lambda g, r: given.append((g, r)) or projected(g, r))
+    learner = AGEM(3, (6, 5, 3), width=2, buffer=10, device="cpu")
+    drawn = watched_draws(learner)
+    for x, y in batches(5, 5, shape=(6, 5, 3)):
+        learner.loss(x, y)
+    assert learner.network.training
+    ((g, r),) = given
+    old = drawn[-1]
+    torch.testing.assert_close(g, gradient(learner.network, x.movedim(-1, 1), y))
+    torch.testing.assert_close(r, gradient(learner.network, old["x"].movedim(-1, 1), old["y"]))
+    norm = learner.network.body[1]
+    assert norm.num_batches_tracked == 3 + 2  # two of new samples, one of old ones, and ours

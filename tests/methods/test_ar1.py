@@ -88,3 +88,11 @@ def test_digits():
     settings = {"lr": 0.003, "hidden": (100,), "active": "seen", "keep_adam": True}
     learner = AR1(10, (8, 8), c=10.0, omega_max=0.01, device="cpu", **settings)
     assert accuracy_on_digits(learner, "5/2", passes=5) > 0.3  # 0.2 is the last task alone
+
+
+def test_what_made_the_loss_grow_does_not_matter():
+    learner = taught(learner_of(6, (6,), omega_max=1e-3), [0, 1])
+    learner.importance.zero_()
+    learner.shares[:21] = torch.tensor([-1.0, 0.0, 1.0]).repeat(7)  # of the layers below
+    learner.end_task()
+    torch.testing.assert_close(learner.importance[:21], torch.tensor([0, 0, 1e-3]).repeat(7))

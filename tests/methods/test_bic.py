@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import accuracy_on_digits, described, taught, watched_steps
+from helpers import accuracy_on_digits, described, taught, watched_passes, watched_steps
 from torch.nn import functional as F
 
 from pecil.checks import check_learner
@@ -137,3 +137,22 @@ def test_the_bias_layer_is_fitted_by_adam_on_cross_entropy():
             F.cross_entropy(moved, y[rows]).backward()
             optimizer.step()
     torch.testing.assert_close(learner.fitted(x, y), torch.stack([alpha, beta]).detach())
+
+
+@pytest.mark.parametrize("augment", [True, False])
+def test_the_bias_layer_is_fitted_in_evaluation_mode_to_views_as_the_stream_has_them(augment):
+
+    settings = {"width": 2, "buffer": 5, "bias_epochs": 3, "augment": augment}
+    learner = BiC(3, (8, 8, 3), **settings, device="cpu")
+    learner.begin_task({0: 3, 1: 3})
+    before = {name: values.clone() for name, values in learner.network.state_dict().items()}
+    passes, modes = watched_passes(learner), []
+    learner.network.body.register_forward_hook(lambda body, *_: modes.append(body.training))
+    raw = torch.rand(6, 8, 8, 3, generator=torch.Generator().manual_seed(0))
+    learner.fitted(raw, torch.arange(6) % 2)
+    assert modes == [False] * (3 if augment else 1) and learner.network.training
+    for name, values in learner.network.state_dict().items():
+        assert torch.equal(values, before[name]), name
+    plain = raw.movedim(-1, 1)
+    assert not any(torch.equal(inputs, plain) == augment for inputs in passes)
+    assert not augment or not torch.equal(passes[0], passes[1])  # other views for every epoch

@@ -119,3 +119,12 @@ def test_digits():
 def test_the_labels_trick_is_refused():
     with pytest.raises(ValueError, match="labels_trick: .* expected False"):
         DGR(4, (4,), labels_trick=True)
+
+
+def test_classes_that_came_since_are_no_labels_of_what_is_replayed():
+    learner = taught(learner_of(6, (6,)), [0, 1])
+    learner.begin_task({2: 8, 3: 8})
+    learner.learn(inputs(16).numpy(), np.array([2, 3] * 8))
+    network, _ = learner.former
+    network.head.bias[2:] = 100.0
+    assert set(learner.replayed(inputs(8, (2,)), (6,))[1].tolist()) <= {0, 1}

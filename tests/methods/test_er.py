@@ -4,6 +4,7 @@ from helpers import accuracy_on_digits, batches, described, watched_draws, watch
 from torch.nn import functional as F
 
 from pecil.checks import check_learner
+from pecil.methods import METHODS
 from pecil.methods.er import ER
 
 
@@ -68,3 +69,19 @@ def test_the_labels_trick_is_for_new_samples():
 def test_er_learns_digits(split):
     learner = ER(10, (8, 8), buffer=100, lr=0.003, device="cpu")
     assert accuracy_on_digits(learner, split) > 0.5  # fine-tuning: 0.1 and 0.2
+
+
+@pytest.mark.parametrize("augment", [True, False])
+@pytest.mark.parametrize("name", ["der", "derpp", "er_ace"])
+def test_replayed_pictures_are_augmented_as_a_batch_of_their_own_too(name, augment):
+
+    learner = METHODS[name].learner(3, (6, 5, 3), width=2, buffer=10, augment=augment, device="cpu")
+    ((x, y),) = batches(5, shape=(6, 5, 3))
+    learner.loss(x, y)
+    learner.end_task()  # from now on ER-ACE replays
+    drawn, passes = watched_draws(learner), watched_passes(learner)
+    learner.loss(x, y)
+    for samples, inputs, changed in ((x, passes[0], augment), (drawn[0]["x"], passes[1], True)):
+        plain = samples.movedim(-1, 1)
+        assert inputs.shape == plain.shape
+        assert torch.allclose(inputs, plain) is not changed

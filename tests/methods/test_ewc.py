@@ -250,3 +250,16 @@ def test_the_information_is_that_of_the_first_pass():
         learner.end_task()
         found.append(learner.importance)
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("augment", [True, False])
+def test_information_is_that_of_the_views_of_the_stream(augment):
+    raw, labels = map(torch.from_numpy, data(3, (16, 16, 3)))
+    learner = learner_of(3, (16, 16, 3), width=2, batch_size=3, augment=augment, flip=True)
+    network, chance = copy.deepcopy(learner.network), learner.pictures.get_state()
+    found = learner.information(raw, labels)
+    learner.pictures.set_state(chance)
+    inputs = learner.view(raw)
+    assert torch.equal(inputs, raw.movedim(-1, 1)) is not augment
+    expected = one_by_one(network, inputs, labels) / 3
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)

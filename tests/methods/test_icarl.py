@@ -218,3 +218,11 @@ def test_a_pass_that_was_cut_short_has_the_buffer_too_and_no_more_steps():
 def test_a_buffer_without_room_for_every_class_is_refused():
     with pytest.raises(ValueError, match="buffer: expected an exemplar of each class .* 3, got 2"):
         ICaRL(3, (6,), buffer=2)
+
+
+def test_means_and_herding_know_nothing_of_augmented_views():
+    learner = ICaRL(2, (8, 8, 3), width=2, augment=True, flip=True, device="cpu")
+    raw = torch.rand(5, 8, 8, 3, generator=torch.Generator().manual_seed(0))
+    features = learner.features(raw)
+    learner.network.eval()
+    torch.testing.assert_close(features, learner.network.body(raw.movedim(-1, 1)).detach())

@@ -100,3 +100,89 @@ def test_few_recordings_are_kept_and_none_after_all_changed(monkeypatch):
     assert list(recorder.recorded) == [4, 5, 6, 1]
     recorder.forget()
     assert not recorder.recorded and not recorder.rehearsed
+
+
+ASIDE = {
+    *("steps", "expected", "came", "extra", "buffer.seen"),  # counted, step by step, by the CPU
+    *("chance", "recorder", "buffer.chance"),
+    "way",  # of SI: a step leaves it to itself
+}
+
+
+class Watching(Recorder):
+    """Requires that a step that is played finds what it found when it was recorded."""
+
+    def __init__(self, learner):
+        super().__init__(learner.chance)
+        self.learner, self.records, self.played = learner, True, 0
+        self.found = {}
+
+    def __call__(self, key, step, *inputs):
+        cells = [cell.cell_contents for cell in getattr(step, "__closure__", None) or ()]
+        now = dict(things(vars(self.learner))) | dict(things(cells, "closure"))
+        if key in self.recorded:
+            then, self.played = self.found[key], self.played + 1
+            gone = [name for name, thing in then.items() if not same(thing, now.get(name))]
+            came = [name for name in now.keys() - then.keys() if "." not in name]
+            assert not gone + came, f"other things than were recorded: {sorted(gone + came)}"
+        elif key in self.rehearsed:
+            self.found[key] = now
+        super().__call__(key, step, *inputs)
+
+
+def things(value, name=""):
+    """Yield all that a step may find, with its name: tensors, modes of networks, plain values."""
+    if isinstance(value, torch.nn.Module):
+        parts = dict(value.named_parameters()) | dict(value.named_buffers())
+        modes = {f"{part}.training": module.training for part, module in value.named_modules()}
+        slopes = {f"{part}.slopes": p.requires_grad for part, p in value.named_parameters()}
+        inner = parts | modes | slopes
+    elif isinstance(value, torch.optim.Optimizer):
+        inner = dict(enumerate(value.state.values()))
+    elif isinstance(value, dict):
+        inner = value
+    elif isinstance(value, list | tuple):
+        inner = dict(enumerate(value))
+    elif type(value).__module__.startswith("pecil") and hasattr(value, "__dict__"):
+        inner = vars(value)
+    else:
+        yield name, value
+        return
+    for part, thing in inner.items():
+        path = f"{name}.{part}" if name else str(part)
+        if path not in ASIDE:
+            yield from things(thing, path)
+
+
+def same(one, other):
+    """Tell whether a recording that has one thing in it does as if it had the other."""
+    return one is other or (isinstance(one, int | float | str) and one == other)
+
+
+def played(monkeypatch, name):
+    """Teach a learner three tasks; return how many steps were played and found what they need."""
+    monkeypatch.setattr(recording, "Recording", Rerun)
+    method = METHODS[name]
+    settings = {"batch_size": 4, "device": "cpu", "schedule": "linear", "hidden": (4,)}
+    settings |= {"buffer": 9} if method.buffer else {}
+    settings |= {"bias_epochs": 3} if name == "bic" else {}
+    learner = method.learner(6, (6,), **settings)
+    learner.recorder = Watching(learner)
+    x, y = np.random.default_rng(0).random((30, 6), np.float32), np.arange(30) % 2
+    for task in range(1 if method.joint else 3):
+        learner.begin_task({2 * task: 15, 2 * task + 1: 15})
+        learner.learn(x, y + 2 * task)
+        learner.end_task()
+    return learner.recorder.played
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_step_that_is_played_finds_what_it_found_when_it_was_recorded(monkeypatch, name):
+    assert played(monkeypatch, name) > 3
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINED if not METHODS[name].learner.lasting])
+def test_a_step_that_does_not_last_would_not_find_it_in_the_next_task(monkeypatch, name):
+    monkeypatch.setattr(METHODS[name].learner, "lasting", True)
+    with pytest.raises(AssertionError, match="other things than were recorded"):
+        played(monkeypatch, name)

@@ -10,6 +10,7 @@ from pecil.methods.xder import (
     as_bytes,
     contrastive,
     counting,
+    norms,
     recoloured,
     tamed,
     untracked,
@@ -326,3 +327,86 @@ def test_steps_differ_in_the_averages_of_batch_norm_alone(passes):
     one, other = (learner.network for learner in learners)
     assert all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
     assert not torch.equal(one.body[1].running_mean, other.body[1].running_mean)
+
+
+# ------------------------------------------------------- pictures at the ends of their ranges
+
+
+def of_pictures(**settings):
+    """Return a learner of pictures at the end of the second of three tasks."""
+    learner = XDER(6, (8, 8, 3), width=2, buffer=6, batch_size=4, device="cpu", **settings)
+    taught(learner, [0, 1], n=3, shape=(8, 8, 3))
+    learner.begin_task({2: 3, 3: 3})
+    learner.learn(np.random.default_rng(1).random((6, 8, 8, 3), np.float32), np.arange(6) % 2 + 2)
+    return learner
+
+
+def test_batch_norm_remembers_neither_contrasted_views_nor_the_end_of_a_task():
+
+    learner = of_pictures()
+    before = {name: values.clone() for name, values in learner.network.state_dict().items()}
+    raw = torch.rand(4, 8, 8, 3, generator=torch.Generator().manual_seed(0))
+    learner.contrast(raw, torch.tensor([2, 3, 0, 1]))
+    learner.outputs(learner.view(raw))
+    learner.end_task()
+    for name, values in learner.network.state_dict().items():
+        assert torch.equal(values, before[name]), name
+    assert all(layer.track_running_stats for layer in norms(learner.network))
+
+
+@pytest.mark.parametrize(("augment", "augment_replayed"), [(False, True), (True, False)])
+def test_when_a_task_ends_new_samples_are_views_of_the_stream_and_old_ones_replayed(
+    augment, augment_replayed
+):
+    learner = of_pictures(augment=augment, augment_replayed=augment_replayed)
+    asked, outputs = [], learner.outputs
+    learner.outputs = lambda inputs: asked.append(inputs) or outputs(inputs)
+    learner.end_task()
+    samples = learner.buffer.fields["x"].movedim(-1, 1).unsqueeze(1)
+    plain = [bool((samples == inputs).flatten(2).all(2).any(0).all()) for inputs in asked]
+    assert plain == [not augment, not augment_replayed]
+
+
+@pytest.mark.parametrize("u", [0.0, 0.5, 1.0])
+def test_views_show_a_fifth_of_a_picture_or_more_not_much_wider_or_higher(u):
+    middle = (torch.arange(16) + 0.5) / 8 - 1  # of the pixels, from -1 to 1
+    ramps = torch.stack([middle.expand(16, 16), middle.unsqueeze(1).expand(16, 16)])
+    area = 0.2 + 0.8 * u
+    for place, ratio in ((0.0, 3 / 4), (0.5, 1.0), (1.0, 4 / 3)):
+        chance = torch.tensor([u, place, 0.9, place, 0.5]).unsqueeze(1)
+        across, down = zoomed(ramps.unsqueeze(0), chance)[0]
+        wide, high = (min(1.0, (area * r) ** 0.5) for r in (ratio, 1 / ratio))
+        columns = wide * middle + (1 - wide) * (2 * place - 1)  # to the edges
+        limit = middle[-1].item()
+        torch.testing.assert_close(across[0], columns.clamp(-limit, limit))
+        torch.testing.assert_close(down[:, 0], (high * middle).clamp(-limit, limit))
+    mirrored = zoomed(ramps.unsqueeze(0), torch.tensor([1.0, 0.5, 0.1, 0.5, 0.5]).unsqueeze(1))[0]
+    torch.testing.assert_close(mirrored, torch.stack([-ramps[0], ramps[1]]))
+
+
+@pytest.mark.parametrize(("u", "factor", "turns"), [(0.0, 0.6, -0.1), (1.0, 1.4, 0.1)])
+def test_colours_change_by_two_fifths_to_either_side_and_hue_by_a_tenth_of_a_turn(u, factor, turns):
+    x = torch.rand(5, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    chance = torch.full((6, 5), 0.5)  # changed, but for the factors 1 and no turn
+    chance[torch.arange(1, 5), torch.arange(4)] = u
+    chance[0, 4], chance[1:5, 4] = 0.85, u  # not changed
+    bright, contrast, saturation, hue, same = recoloured(x, chance)
+    yiq = torch.tensor([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
+    brightness, first, second = torch.einsum("ij,njhw->inhw", yiq, x)
+    torch.testing.assert_close(bright, factor * x[0])
+    torch.testing.assert_close(contrast - x[1], (factor - 1) * (x[1] - brightness[1].mean()))
+    grey = brightness[2].expand(3, -1, -1)
+    torch.testing.assert_close(saturation - grey, factor * (x[2] - grey), atol=3e-3, rtol=0)
+    turned = torch.complex(first[3], second[3]) * np.exp(2j * np.pi * turns)
+    expected = torch.stack([brightness[3], turned.real, turned.imag])
+    torch.testing.assert_close(torch.einsum("ij,jhw->ihw", yiq, hue), expected)
+    torch.testing.assert_close(same, x[4])
+
+
+def test_one_picture_in_five_loses_its_colours():
+    x = torch.rand(1, 3, 4, 4, generator=torch.Generator().manual_seed(0)).expand(2, -1, -1, -1)
+    chance = torch.full((6, 2), 0.5)
+    chance[0], chance[5] = 0.9, torch.tensor([0.19, 0.21])
+    grey, same = recoloured(x, chance)
+    torch.testing.assert_close(grey, grey[:1].expand(3, -1, -1), atol=3e-3, rtol=0)
+    torch.testing.assert_close(same, x[1])

@@ -840,3 +840,12 @@ def test_flushing_changes_no_prediction(small, clusters, monkeypatch):
     monkeypatch.setattr(students, "_flush", lambda moment: None)
     kept = small(shuffle=False).fit(x, y)
     assert_same_up_to_rounding(flushed, kept)
+
+
+def test_a_score_needs_labels_of_the_kind_that_was_learned():
+    x, y = np.random.default_rng(0).random((20, 3)), np.arange(20) % 2
+    named = PEC(random_state=0).fit(x, y.astype(str))
+    with pytest.raises(ValueError, match="of the kind that was learned, such as '0', .* holds 0"):
+        named.score(x, y)
+    assert named.score(x, y.astype(str)) > 0
+    assert named.score(x, ["unknown"] * 20) == 0

@@ -623,3 +623,19 @@ def test_a_custom_teacher_is_asked_in_batches():
     x = torch.rand(600, 5)
     assert torch.equal(teacher(x), x)
     assert asked == [2, 256, 256, 88]
+
+
+@pytest.mark.parametrize("kind", [PEC, WhitenedPEC])
+def test_bytes_of_bits_are_told_and_not_mixed_with_numbers(kind):
+    bits = np.random.default_rng(0).integers(0, 2, (30, 12), dtype=np.uint8)
+    y = np.arange(30) % 2
+    with pytest.warns(UserWarning, match="uint8, which is divided by 255, but its largest .* is 1"):
+        model = kind(random_state=0).fit(bits, y)
+    assert model.predict(bits).shape == (30,)
+    with pytest.raises(ValueError, match="not uint8.* but what .* learned from was uint8"):
+        model.predict(bits.astype(float))
+    other = kind(random_state=0).fit(bits.astype(bool), y)
+    assert (other.predict(bits.astype(int)) == other.predict(bits.astype(bool))).all()
+    with pytest.raises(ValueError, match="X is uint8.* learned from was not uint8"):
+        other.predict(bits)
+    assert model.predict(np.zeros((2, 12))).shape == (2,)

@@ -1,10 +1,13 @@
 """Models trained apart become one, and classes are forgotten, to the last bit."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
+
+from pecil import PEC, WhitenedPEC
 
 SETTINGS = {
     "mlp": {},
@@ -264,3 +267,19 @@ def test_the_last_class_cannot_be_forgotten(learn, state):
     with pytest.raises(ValueError, match="cannot forget 'a': it is the only class of this model"):
         model.forget("a")
     assert state(model) == before
+
+
+@pytest.mark.parametrize("kind", [PEC, WhitenedPEC])
+def test_models_of_other_columns_or_other_kinds_of_numbers_stay_apart(kind):
+    random = np.random.default_rng(0)
+    x, y = random.random((40, 3)), np.arange(40) % 2
+    table = pd.DataFrame(x, columns=["a", "b", "c"])
+    one = kind(random_state=0).fit(table, y)
+    with pytest.raises(ValueError, match="cannot merge: feature_names_in_ is .'a', 'b', 'c'. here"):
+        one.merge(kind(random_state=0).fit(table[["c", "b", "a"]], y + 2))
+    pixels = random.integers(0, 256, (40, 3))
+    bytes_ = kind(random_state=0).fit(pixels.astype(np.uint8), y)
+    with pytest.warns(UserWarning, match="root mean square"):
+        numbers = kind(random_state=0).fit(pixels.astype(float), y + 2)
+    with pytest.raises(ValueError, match="cannot merge: one learned from uint8"):
+        bytes_.merge(numbers)

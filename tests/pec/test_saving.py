@@ -499,3 +499,15 @@ def test_without_safetensors_the_extra_is_named(saved, file, monkeypatch):
     for step in (lambda: PEC.load(file), lambda: model.save(file)):
         with pytest.raises(ImportError, match=r'pip install "pecil\[save\]"'):
             step()
+
+
+def test_a_full_disk_is_an_os_error_and_leaves_nothing(tmp_path, monkeypatch):
+
+    def full(*_):
+        raise safetensors.SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    model = PEC(random_state=0).fit(np.eye(4), [0, 1, 0, 1])
+    with pytest.raises(OSError, match="cannot write .*m.pecil: .*No space left"):
+        model.save(tmp_path / "m.pecil")
+    assert list(tmp_path.iterdir()) == []

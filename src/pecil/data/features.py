@@ -27,6 +27,7 @@ from pecil.data.files import needed, progress, read_npz
 from pecil.files import written_whole
 from pecil.pec.base import count
 from pecil.pec.inputs import Raw, check_samples, check_statistics, to_tensor
+from pecil.pec.teacher import fitting
 
 FORMAT = b"pecil features 1"  # to be changed when the same settings give other features
 TIMM = "timm:"
@@ -292,7 +293,8 @@ class _Extractor:
     def _ask(self, x: Tensor) -> Tensor:
         """Return the network's features of images, (n, d)."""
         kinds = (p.dtype for p in self.network.parameters() if p.is_floating_point())
-        answer = self.network(x.to(next(kinds, torch.float32)))
+        with fitting(f"images of shape {tuple(x.shape[1:])}", "size= and in_channels= change it"):
+            answer = self.network(x.to(next(kinds, torch.float32)))
         shape = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
         if not isinstance(answer, Tensor) or answer.ndim not in (2, 4) or len(answer) != len(x):
             raise ValueError(

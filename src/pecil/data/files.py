@@ -155,6 +155,11 @@ def read_folder(path: Path, labelled: bool = True, on_disk: bool = False) -> Arr
 
     folders = _folders(path, labelled)
     parts = {"train": path}
+    if "train" in folders and (others := {"val", "valid", "validation"} & set(folders)):
+        raise ValueError(
+            f"{path}: expected {_wanted(labelled)}, or train/ and test/ of these, but there is "
+            f"{others.pop()}/, too: choose one of them as test/, or read each on its own"
+        )
     if "train" in folders and set(folders) <= {"train", "test"}:
         parts = {part: path / part for part in ("train", "test") if part in folders}
     found = {part: _images(folder, labelled) for part, folder in parts.items()}
@@ -178,7 +183,7 @@ def _wanted(labelled: bool) -> str:
 
 def _folders(path: Path, labelled: bool) -> list[str]:
     """List the sub-folders that are not hidden; images beside them are refused."""
-    folders = sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    folders = sorted(p.name for p in path.iterdir() if p.is_dir() and not _passed_over(p))
     if folders and (images := _image_files(path)):
         raise ValueError(
             f"{path}: expected {_wanted(labelled)}, found images beside folders, such as "
@@ -188,7 +193,13 @@ def _folders(path: Path, labelled: bool) -> list[str]:
 
 
 def _image_files(path: Path) -> list[Path]:
-    return sorted(p for p in path.iterdir() if p.suffix.lower() in _IMAGES)
+    files = (p for p in path.iterdir() if p.suffix.lower() in _IMAGES)
+    return sorted(p for p in files if not _passed_over(p))
+
+
+def _passed_over(path: Path) -> bool:
+    """Say whether a file or folder is hidden, or what macOS puts into archives."""
+    return path.name.startswith(".") or path.name == "__MACOSX"
 
 
 def _images(path: Path, labelled: bool) -> list[tuple[Path, str | None]]:
@@ -265,7 +276,7 @@ def read_table(path: Path, label: str, labelled: bool = True) -> Arrays:
 
     The column ``label`` holds the labels, kept as they are: numbers or text (all of them
     text if a CSV has whole numbers as no number is written, such as 007); unless
-    `labelled`, it may be absent. All others are features and become float32, not
+    `labelled`, it may be absent or empty. All others are features and become float32, not
     rescaled; a column of lists (Parquet) counts as many features as its lists are long,
     named ``column[0]`` and so on.
     """
@@ -294,7 +305,9 @@ def read_table(path: Path, label: str, labelled: bool = True) -> Arrays:
     columns = [_features(table.column(name), f"{path}: column {name!r}") for name in features]
     x = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
     where = f"{path}: column {label!r}"
-    y = _labels(table.column(label), where) if label in names else None
+    y = None
+    if label in names and (labelled or table.column(label).null_count < table.num_rows):
+        y = _labels(table.column(label), where)
     if y is not None and path.suffix.lower() == ".csv":
         y = _as_written(y, path, label)
     _check_samples(x, y, str(path), where)

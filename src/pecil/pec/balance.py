@@ -123,12 +123,7 @@ class Balanced(ClassifierMixin, BaseEstimator):
         """Return the negative products; of two classes log(first / second), as ``PEC`` does."""
         return decision(self.errors(X))
 
-    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: Any = None) -> float:
-        """Return the accuracy, for labels of any kind."""
-        predicted = self.predict(X).tolist()
-        wanted = check_labels(y, len(predicted))
-        right = [one == other for one, other in zip(predicted, wanted, strict=True)]
-        return float(np.average(right, weights=sample_weight))
+    score = ErrorClassifier.score
 
 
 def balance(

@@ -138,6 +138,12 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
         """Return the accuracy, for labels of any kind."""
         predicted = self.predict(X).tolist()
         wanted = check_labels(y, len(predicted))
+        texts = {isinstance(label, str) for label in wanted}
+        if wanted and texts.isdisjoint(isinstance(label, str) for label in self.classes_.tolist()):
+            raise ValueError(
+                f"y must hold labels of the kind that was learned, such as "
+                f"{self.classes_.tolist()[0]!r}, but it holds {wanted[0]!r}"
+            )
         right = [one == other for one, other in zip(predicted, wanted, strict=True)]
         return float(np.average(right, weights=sample_weight))
 

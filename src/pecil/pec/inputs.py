@@ -14,6 +14,8 @@ from torch import Tensor
 CHANNELS = (1, 3, 4)  # what "auto" takes for a channel axis
 LARGEST = 1e8  # squares of squares of inputs must stay within float32
 BEYOND = 2.0  # magnitudes above it are no bytes over 255
+BYTES = ("bytes", "bits")
+REFUSED = ({"bytes", "beyond"}, {"bits", "beyond"}, {"bits", ""})  # kinds of inputs
 USUAL = 5.0  # root mean square of inputs, at most
 
 Raw = NDArray[Any] | Tensor
@@ -54,6 +56,13 @@ def check_samples(estimator: Any, X: Any, *, reset: bool, layout: str) -> Raw:
         estimator.input_shape_ = shape
         estimator.n_features_in_ = int(np.prod(shape))
         estimator._range = _range(raw, largest)
+        if estimator._range == "bits":
+            warnings.warn(
+                "X is uint8, which is divided by 255, but its largest value is 1: if these are not "
+                "images, give bool or float",
+                UserWarning,
+                stacklevel=4,
+            )
         if not table and hasattr(estimator, "feature_names_in_"):
             del estimator.feature_names_in_
     elif shape != estimator.input_shape_:
@@ -61,8 +70,8 @@ def check_samples(estimator: Any, X: Any, *, reset: bool, layout: str) -> Raw:
             f"X has samples of shape {shape}, but {type(estimator).__name__} is expecting "
             f"{estimator.input_shape_} (images as channels, height, width)"
         )
-    elif {getattr(estimator, "_range", ""), _range(raw, largest)} == {"bytes", "beyond"}:
-        learned, came = ("", " not") if estimator._range == "bytes" else (" not", "")
+    elif differ(getattr(estimator, "_range", ""), _range(raw, largest)):
+        learned, came = ("", " not") if estimator._range in BYTES else (" not", "")
         raise ValueError(
             f"X is{came} uint8, which is divided by 255, and has numbers up to {largest:.3g}, but "
             f"what {type(estimator).__name__} learned from was{learned} uint8: give it numbers of "
@@ -74,8 +83,15 @@ def check_samples(estimator: Any, X: Any, *, reset: bool, layout: str) -> Raw:
 def _range(raw: Raw, largest: float) -> str:
     """Tell inputs apart of which some are divided by 255 and others are not."""
     if raw.dtype in (torch.uint8, np.uint8):
-        return "bytes"
-    return "beyond" if largest > BEYOND else ""
+        return "bits" if largest == 1 and raw.ndim == 2 else "bytes"
+    if largest > BEYOND:
+        return "beyond"
+    return "" if largest > 1 / 255 else "small"
+
+
+def differ(one: str, other: str) -> bool:
+    """Say whether what `_range` tells of two inputs is not of one kind."""
+    return {one, other} in REFUSED
 
 
 def warn_of_scale(x: Tensor) -> None:

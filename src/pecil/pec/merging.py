@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from sklearn.utils.validation import check_is_fitted
 
+from pecil.pec.inputs import differ
 from pecil.pec.saving import alike
 
 if TYPE_CHECKING:
@@ -21,6 +22,14 @@ def check_mergeable(
     check_is_fitted(model, "classes_")
     check_is_fitted(other, "classes_")
     _same(what, "input shape", model.input_shape_, other.input_shape_)
+    if hasattr(model, "feature_names_in_") and hasattr(other, "feature_names_in_"):
+        names = (list(one.feature_names_in_) for one in (model, other))
+        _same(what, "feature_names_in_", *names)
+    if differ(model._range, other._range):
+        raise ValueError(
+            f"cannot {what}: one learned from uint8, which is divided by 255, the other from "
+            "numbers that are not"
+        )
     mine, theirs = (one.get_params(deep=False) | one._settings for one in (model, other))
     both = callable(model.teacher) and callable(other.teacher)  # compared by what they answer
     for name in sorted(mine.keys() - FREE - ({"teacher"} if both else set())):

@@ -41,6 +41,8 @@ class ModelFileError(ValueError):
 def save(model: "ErrorClassifier", path: str | os.PathLike[str], *, optimizer: bool = True) -> None:
     """Write ``model`` into one file."""
     save_file = _safetensors().save_file
+    from safetensors import SafetensorError
+
     check_is_fitted(model, "classes_")
     values, tensors = model._state(optimizer)
     recent = [torch.from_numpy(errors) for errors in model._recent]
@@ -65,7 +67,10 @@ def save(model: "ErrorClassifier", path: str | os.PathLike[str], *, optimizer: b
     }
     text = json.dumps(about)
     with written_whole(path) as temporary:
-        save_file(tensors, temporary, {"pecil": text, "sha256": _digest(text, tensors)})
+        try:
+            save_file(tensors, temporary, {"pecil": text, "sha256": _digest(text, tensors)})
+        except SafetensorError as error:
+            raise OSError(f"cannot write {path}: {error}") from error
 
 
 def _with_labels(values: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from pecil.pec.views import Students, Views
 ROWS = 4096  # samples added to the scatter at a time
 FEWEST_WAITING = 256
 GROWN, GROWN_FEW = 1.2, 1.5  # samples, since a factor was made to measure coming ones; fewer than D
+NEARLY = 0.9  # of the classes: when it knows so many, it is not made anew for one that it does not
 LEAST = 1e-6  # shrinkage
 MANY, BLOCK = 512, 1024  # rows from which on, and rows of the matrix in which, a CPU adds a half
 STEP = math.sqrt(2)  # the shrinkage is rounded to powers of it: it changes rarely
@@ -231,15 +232,19 @@ class Scatter:
         factor.update_students(self.seen)
         return factor
 
-    def gauge(self, shrinkage: float | None) -> tuple["Factor", float]:
+    def gauge(self, shrinkage: float | None, slot: int) -> tuple["Factor", float]:
         """Return a factor to measure coming samples with, and what earlier measures still count.
 
         The factor may rest on only five sixths of the samples, so that it is rarely made anew;
-        its means are those of now. When it is, earlier measures count in proportion to the
+        its means are those of now. It is also made anew for a class that it does not know at all,
+        unless it knows nearly all others. When it is, earlier measures count in proportion to the
         samples that they rested on.
         """
         grown = GROWN if self.total > self.dim else GROWN_FEW
         new, counts = grown * self.gauged < self.total, 1.0
+        if self._gauge is not None and not new:
+            known = [k for k, n in enumerate(self._gauge.counts) if n]
+            new = slot not in known and len(known) <= NEARLY * len(self.counts)
         if self._gauge is None or new:
             self._gauge = self.factor(shrinkage).handed_on()
         if new:

@@ -301,7 +301,8 @@ class CustomTeacher:
                 part.training = training
 
     def _ask(self, x: Tensor) -> Tensor:
-        answer = torch.as_tensor(self.function(x)).to(x.device, torch.float32)
+        with fitting(f"samples of shape {tuple(x.shape[1:])}"):
+            answer = torch.as_tensor(self.function(x)).to(x.device, torch.float32)
         outputs = self.output_dim or answer.shape[-1]
         if answer.dim() != 2 or answer.shape != (len(x), outputs):
             raise ValueError(
@@ -314,6 +315,18 @@ class CustomTeacher:
                 f"{LARGEST_OUTPUT:.0e}"
             )
         return answer
+
+
+@contextmanager
+def fitting(samples: str, advice: str = "") -> Iterator[None]:
+    """Say what a network was given that it failed on."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        more = f"; {advice}" if advice else ""
+        raise ValueError(f"the network cannot take {samples}{more}: {error}") from error
 
 
 def fingerprint(row: Tensor) -> str:

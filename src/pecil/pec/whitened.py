@@ -228,11 +228,21 @@ class WhitenedPEC(ErrorClassifier):
         self._scatter, self._excess = self._scatter.handed_on(), self._excess.copy()
 
     def _take_in(self, raw: Any, groups: dict[Any, NDArray[np.intp]]) -> Self:
-        """Learn validated samples: up to a chunk of them at once, after all their features."""
-        chunk = self._held()
+        """Learn validated samples: up to a chunk of them at once, after all their features.
+
+        All new classes begin before errors are measured: none can be without a mean, and they are
+        told best when the covariance knows all classes.
+        """
+        chunk, heads, rest = self._held(), {}, dict(groups)
+        for label, at in groups.items():
+            if not self._count(label):
+                head = len(at) - max(len(at) // 8, min(len(at) // 2, FEW))
+                heads[label], rest[label] = at[:head], at[head:]
+        parts = [(label, at, 0) for label, at in heads.items()]
+        parts += [(label, at, 1 if label in heads else GAUGE_EVERY) for label, at in rest.items()]
         asked = (
-            (label, self._features(raw, at[start : start + chunk]))
-            for label, at in groups.items()
+            (label, self._features(raw, at[start : start + chunk]), every)
+            for label, at, every in parts
             for start in range(0, len(at), chunk)
         )
         if len(raw) > chunk:
@@ -241,13 +251,16 @@ class WhitenedPEC(ErrorClassifier):
         with uninterrupted():
             return self._take_all(answers)
 
-    def _take_all(self, asked: Iterable[tuple[Any, Tensor]]) -> Self:
+    def _count(self, label: Any) -> int:
+        return self._scatter.counts[self._slots[label]] if label in self._slots else 0
+
+    def _take_all(self, asked: Iterable[tuple[Any, Tensor, int]]) -> Self:
         known = len(self._labels)
-        for label, features in asked:
+        for label, features, every in asked:
             if label not in self._slots:
                 self._add_class(label)
                 self._scatter.grow()
-            self._take(self._slots[label], features)
+            self._take(self._slots[label], features, every)
         if len(self._labels) > known:
             self._name_classes()
         return self
@@ -265,18 +278,16 @@ class WhitenedPEC(ErrorClassifier):
         room = most(self.device_) // max(self.n_features_in_, self.dim_)
         return max(1, min(HELD, room))
 
-    def _take(self, slot: int, features: Tensor) -> None:
-        """Learn samples of one class; take some of their errors just before they are learned."""
+    def _take(self, slot: int, features: Tensor, every: int) -> None:
+        """Learn samples of one class; take some of their errors just before they are learned.
+
+        Of a few samples every so many-th of the class is measured, none if that is 0.
+        """
         scatter = self._scatter
-        first, every = 0, max(1, len(features) // GAUGED)
-        if not scatter.counts[slot]:  # a mean comes first
-            last = max(len(features) // 8, min(len(features) // 2, FEW))
-            head = len(features) - last
-            scatter.add(slot, features[:head])
-            features, every = features[head:], 1
-        elif len(features) < GAUGE_EVERY:
-            first, every = -scatter.counts[slot] % GAUGE_EVERY, GAUGE_EVERY
-        if len(some := features[first::every][:GAUGED]):
+        first, step = 0, max(1, len(features) // GAUGED)
+        if len(features) < every:
+            first, step = -scatter.counts[slot] % every, every
+        if every and len(some := features[first::step][:GAUGED]):
             self._gauge(slot, some)
         scatter.add(slot, features)
         self._seen[slot] = scatter.counts[slot]
@@ -288,7 +299,7 @@ class WhitenedPEC(ErrorClassifier):
         question: the temper that brings them together is the right one. A class tells only once
         the covariance knows it; what was measured with fewer samples counts less.
         """
-        factor, counts = self._scatter.gauge(self._shrinkage)
+        factor, counts = self._scatter.gauge(self._shrinkage, slot)
         self._excess *= counts
         known = factor.counts[slot] if slot < len(factor.counts) else 0
         if 2 * known < self._scatter.counts[slot]:
