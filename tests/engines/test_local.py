@@ -154,7 +154,7 @@ def test_a_dead_worker_is_replaced_and_a_poisoned_experiment_stops_nobody(sweeps
     assert told["failed"]["dies"] == "2 workers died of it, exit code -9"
     assert told["failed"]["pec"].startswith("Traceback")
     assert told["failed"]["pec"].endswith(
-        "ValueError: lr must be a positive number, but it is -1.0\n"
+        "ValueError: lr must be a positive number, but it is -1\n"
     )
     assert told["steps"][0] == [0, 4]
     assert told["steps"][-1] == [4, 4]

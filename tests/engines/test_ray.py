@@ -54,7 +54,7 @@ def observed(tmp_path, before=lambda experiment: None):
     notes = tmp_path / "notes"
     notes.mkdir()
 
-    def noted(experiment):
+    def noted(experiment, sharing=None):
         import ray
 
         from pecil.bench.experiment import run
@@ -62,7 +62,7 @@ def observed(tmp_path, before=lambda experiment: None):
         name = f"{experiment.seed} {ray.get_runtime_context().get_node_id()} {os.getpid()}"
         (notes / f"start {name}").touch()
         before(experiment)
-        result = run(experiment, device="cpu")
+        result = run(experiment, device="cpu", sharing=sharing)
         (notes / f"end {name}").touch()
         return result
 

@@ -67,8 +67,8 @@ def candidates(grid: Grid, method: str, dataset: str, **options: Any) -> list[Ex
 
     Examples
     --------
-    >>> [e.settings["lr"] for e in candidates({"lr": [0.1, 1.0]}, "pec", "digits", seed=1)]
-    [0.1, 1.0]
+    >>> [e.settings["lr"] for e in candidates({"lr": [0.1, 0.3]}, "pec", "digits", seed=1)]
+    [0.1, 0.3]
     """
     return [
         planned(method, dataset, validation=True, **options | combination)

@@ -309,6 +309,7 @@ class _Part:
     """What a model has learned, without its teacher and on no device."""
 
     input_shape: tuple[int, ...]
+    range: str
     labels: list[Any]
     seen: list[int]
     recent: list[NDArray[np.float64]]
@@ -319,7 +320,8 @@ class _Part:
     def of(cls, model: Any) -> "_Part":
         values, tensors = model._state(optimizer=True)
         alone = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
-        return cls(model.input_shape_, model._labels, model._seen, model._recent, values, alone)
+        of_inputs = model.input_shape_, model._range
+        return cls(*of_inputs, model._labels, model._seen, model._recent, values, alone)
 
     def put_into(self, model: Any) -> Any:
         """Give it to a model without classes."""
@@ -344,6 +346,7 @@ def _merged(estimator: Any, parts: Iterable[_Part | str]) -> Any:
             raise ValueError(part)
         empty = clone(estimator)
         empty.input_shape_, empty.n_features_in_ = part.input_shape, math.prod(part.input_shape)
+        empty._range = part.range
         _begin(empty, teachers)
         filled = part.put_into(empty)
         model = filled if model is None else model.merge(filled)
