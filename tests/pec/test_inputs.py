@@ -639,3 +639,10 @@ def test_bytes_of_bits_are_told_and_not_mixed_with_numbers(kind):
     with pytest.raises(ValueError, match="X is uint8.* learned from was not uint8"):
         other.predict(bits)
     assert model.predict(np.zeros((2, 12))).shape == (2,)
+
+
+def test_inputs_that_are_far_too_small_are_told():
+    x, y = np.random.default_rng(0).random((20, 4)), np.arange(20) % 2
+    with pytest.warns(UserWarning, match=r"root mean square of 0.00\d+, where about 1 is expected"):
+        PEC(random_state=0).fit(x / 100, y)
+    PEC(random_state=0).partial_fit(x[:1] / 100, y[:1]).partial_fit(np.zeros((20, 4)), y)

@@ -279,7 +279,8 @@ class ErrorClassifier(ClassifierMixin, BaseEstimator):
 
     def _warn_of_scale(self, raw: Any) -> None:
         """Look at the first samples and warn if they are out of scale."""
-        warn_of_scale(self._tensor(raw[:LOOKED_AT]))
+        if self._range != "bits":  # of which a warning was given
+            warn_of_scale(self._tensor(raw[:LOOKED_AT]))
 
     def _tensor(self, raw: Any) -> Tensor:
         return to_tensor(raw, self.device_, *self._statistics)

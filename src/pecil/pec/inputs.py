@@ -16,7 +16,8 @@ LARGEST = 1e8  # squares of squares of inputs must stay within float32
 BEYOND = 2.0  # magnitudes above it are no bytes over 255
 BYTES = ("bytes", "bits")
 REFUSED = ({"bytes", "beyond"}, {"bits", "beyond"}, {"bits", ""})  # kinds of inputs
-USUAL = 5.0  # root mean square of inputs, at most
+SMALL, USUAL = 0.05, 5.0  # root mean square of inputs, at least and at most
+FEW = 8  # samples that may all be dark
 
 Raw = NDArray[Any] | Tensor
 
@@ -95,9 +96,9 @@ def differ(one: str, other: str) -> bool:
 
 
 def warn_of_scale(x: Tensor) -> None:
-    """Warn if inputs, as the model sees them, are far larger than what it is made for."""
+    """Warn if inputs, as the model sees them, are far from the scale that it is made for."""
     size = float(x.square().mean().sqrt())
-    if size > USUAL:
+    if size > USUAL or (0 < size < SMALL and len(x) >= FEW):
         warnings.warn(
             f"inputs have a root mean square of {size:.3g}, where about 1 is expected: scale them, "
             "or give mean and std",
