@@ -27,6 +27,7 @@ from pecil.data.files import needed, progress, read_npz
 from pecil.files import written_whole
 from pecil.pec.base import count
 from pecil.pec.inputs import Raw, check_samples, check_statistics, to_tensor
+from pecil.pec.machine import device_named
 from pecil.pec.teacher import fitting
 
 FORMAT = b"pecil features 1"  # to be changed when the same settings give other features
@@ -219,7 +220,7 @@ class _Extractor:
             for name, value in given.items()
         )
         self.layout, self.batch_size = asked.channels, asked.batch_size
-        self.device = _device(asked.device)
+        self.device = device_named(asked.device)
         self.network = network.to(self.device)
         self.cache = None if asked.cache is None else Path(asked.cache).expanduser()
         self._key = b""  # of network and settings, made with the first block
@@ -412,14 +413,3 @@ def _size(size: Any) -> tuple[int, int] | None:
     for side in both:
         count("size", side)
     return both
-
-
-def _device(device: str | torch.device) -> torch.device:
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return torch.empty(0, device=device).device
-    except (AssertionError, RuntimeError) as error:
-        raise ValueError(
-            f"device must be 'auto' or one that torch can use, but it is {device!r}: {error}"
-        ) from error

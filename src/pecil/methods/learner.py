@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from pecil.pec.machine import device_named
+
 Array = NDArray[Any]
 
 
@@ -77,9 +79,7 @@ class Inputs:
     size: int | None = None
 
     def __post_init__(self) -> None:
-        auto = "cuda" if torch.cuda.is_available() else "cpu"
-        chosen = torch.device(auto if self.device == "auto" else self.device)
-        object.__setattr__(self, "device", chosen)
+        object.__setattr__(self, "device", device_named(self.device))
 
     def __call__(self, x: Array) -> Tensor:
         """Return (n, features), float32."""

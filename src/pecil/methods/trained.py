@@ -11,6 +11,7 @@ from pecil.methods.buffer import Reservoir
 from pecil.methods.learner import Array, scaled
 from pecil.methods.networks import INITS, Network, network_for
 from pecil.methods.recording import Chance, Recorder
+from pecil.pec.machine import device_named
 
 SCHEDULES = ("linear", "constant")
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -117,8 +118,7 @@ class Trained:
                     f"{name}: {type(self).__name__} itself says which classes compete; "
                     f"expected {usual}, got {asked}"
                 )
-        auto = "cuda" if torch.cuda.is_available() else "cpu"
-        self.device = torch.device(auto if device == "auto" else device)
+        self.device = device_named(device)
         self.n_classes, self.input_shape = n_classes, tuple(input_shape)
         self.init, self.keep_adam, self.active = init, keep_adam, active
         self.lr, self.schedule, self.batch_size = lr, schedule, batch_size

@@ -28,6 +28,22 @@ EXACT = ("ieee", "none", "highest")  # names of full float32
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
 
 
+def device_named(device: str | torch.device) -> torch.device:
+    """Return a device; "auto" is the GPU if there is one.
+
+    >>> device_named("cpu")
+    device(type='cpu')
+    """
+    if str(device) == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=device).device
+    except (AssertionError, RuntimeError) as error:
+        raise ValueError(
+            f"device must be 'auto' or one that torch can use, but it is {device!r}: {error}"
+        ) from error
+
+
 def cached(device: torch.device) -> int:
     """Floats that a temporary of a pass may hold: on a CPU what stays in cache."""
     return CPU_CACHED if device.type == "cpu" else GPU_MOST

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pecil.files import written_whole
+from pecil.pec.machine import device_named
 from pecil.teachers.base import Recipe
 from pecil.teachers.network import BLOCKS, Encoder, Synthetic, save_weights
 from pecil.teachers.scenes import FAMILIES, PAINTS, SHAPES, Drawn, check_shares, draw
@@ -227,9 +228,7 @@ class Training:
     """
 
     def __init__(self, settings: Settings, device: str | torch.device = "auto") -> None:
-        if str(device) == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.settings, self.device = settings, torch.device(device)
+        self.settings, self.device = settings, device_named(device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             self.encoder = Encoder(settings.channels)
