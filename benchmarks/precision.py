@@ -1,6 +1,6 @@
 """May convolutions round their factors to TF32? Accuracies with and without, seed by seed.
 
-    python benchmarks/precision.py                  what is measured at hand, and benchmarks/gpu.md
+    python benchmarks/precision.py                  prints the table of benchmarks/gpu.md
     python benchmarks/precision.py --samples 50000 --width 64     on a GPU: as in the tables
 
 Of all that the benchmark's networks compute on a GPU, PyTorch lets convolutions alone round their

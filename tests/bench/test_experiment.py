@@ -513,6 +513,10 @@ def test_equal_settings_have_equal_keys_whatever_their_type():
         for alpha in (1, 1.0, np.float64(1.0), np.int64(1))
     }
     assert len(keys) == 1
+    assert (
+        planned("derpp", "digits", hidden=(np.int64(8),)).key
+        == planned("derpp", "digits", hidden=[8]).key
+    )
     assert planned("derpp", "digits", alpha=np.float32(0.5)).settings["alpha"] == 0.5
     assert planned("finetuning", "digits", augment=True).settings["augment"] is True
 

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from pecil.checks import check_learner
 from pecil.methods.buffer import Reservoir
+from pecil.methods.ewc import EWC
 from pecil.methods.icarl import ICaRL, first_of_each, herded, keep_first
 from pecil.methods.recording import Chance
 from pecil.methods.xder import XDER
@@ -226,3 +227,14 @@ def test_means_and_herding_know_nothing_of_augmented_views():
     features = learner.features(raw)
     learner.network.eval()
     torch.testing.assert_close(features, learner.network.body(raw.movedim(-1, 1)).detach())
+
+
+@pytest.mark.parametrize("learner_class", [ICaRL, XDER, EWC])
+def test_all_that_comes_in_an_only_pass_is_held_however_much_was_announced(learner_class):
+    learner = learner_class(3, (6,), device="cpu")
+    x = np.random.default_rng(0).random((20, 6), np.float32)
+    learner.begin_task({0: 5})
+    for part in (slice(8), slice(8, 20)):
+        learner.learn(x[part], np.arange(20)[part] % 2)
+    parts = [part["x"] if isinstance(part, dict) else part[0] for part in learner.held]
+    np.testing.assert_array_equal(torch.cat(parts), x)

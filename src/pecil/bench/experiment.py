@@ -307,6 +307,8 @@ def _check_kinds(method: str, settings: Mapping[str, Any]) -> None:
 
 def _plain(value: Any) -> Any:
     """Return a setting as JSON has it, whole numbers as int: equal settings give one key."""
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(part) for part in value)
     if isinstance(value, np.generic):
         value = value.item()
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -487,9 +489,8 @@ def held_out(data: Dataset, seed: int) -> Dataset:
         tenth[random.permutation(rows)[: len(rows) // 10]] = True
     if not tenth.any():
         raise ValueError(f"{data.name}: expected a class with 10 samples or more to hold some out")
-    known = {(label, x.tobytes()) for label, x in zip(*_pairs(data, tenth), strict=True)}
-    twins = [(label, x.tobytes()) in known for label, x in zip(*_pairs(data, ~tenth), strict=True)]
-    train = np.flatnonzero(~tenth)[~np.array(twins, dtype=bool)]
+    known = set(_contents(data, tenth))
+    train = np.flatnonzero(~tenth)[[one not in known for one in _contents(data, ~tenth)]]
     return replace(
         data,
         train_x=data.train_x[train],
@@ -501,8 +502,9 @@ def held_out(data: Dataset, seed: int) -> Dataset:
     )
 
 
-def _pairs(data: Dataset, rows: Array) -> tuple[list[Any], Array]:
-    return data.train_y[rows].tolist(), data.train_x[rows]
+def _contents(data: Dataset, rows: Array) -> Iterator[tuple[Any, bytes]]:
+    for label, x in zip(data.train_y[rows].tolist(), data.train_x[rows], strict=True):
+        yield label, x.tobytes()
 
 
 class _Exam:

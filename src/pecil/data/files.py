@@ -158,7 +158,7 @@ def read_folder(path: Path, labelled: bool = True, on_disk: bool = False) -> Arr
     if "train" in folders and (others := {"val", "valid", "validation"} & set(folders)):
         raise ValueError(
             f"{path}: expected {_wanted(labelled)}, or train/ and test/ of these, but there is "
-            f"{others.pop()}/, too: choose one of them as test/, or read each on its own"
+            f"{min(others)}/, too: choose one of them as test/, or read each on its own"
         )
     if "train" in folders and set(folders) <= {"train", "test"}:
         parts = {part: path / part for part in ("train", "test") if part in folders}
@@ -183,7 +183,7 @@ def _wanted(labelled: bool) -> str:
 
 def _folders(path: Path, labelled: bool) -> list[str]:
     """List the sub-folders that are not hidden; images beside them are refused."""
-    folders = sorted(p.name for p in path.iterdir() if p.is_dir() and not _passed_over(p))
+    folders = sorted(p.name for p in path.iterdir() if p.is_dir() and not _passed_over(p.name))
     if folders and (images := _image_files(path)):
         raise ValueError(
             f"{path}: expected {_wanted(labelled)}, found images beside folders, such as "
@@ -194,12 +194,12 @@ def _folders(path: Path, labelled: bool) -> list[str]:
 
 def _image_files(path: Path) -> list[Path]:
     files = (p for p in path.iterdir() if p.suffix.lower() in _IMAGES)
-    return sorted(p for p in files if not _passed_over(p))
+    return sorted(p for p in files if not _passed_over(p.name))
 
 
-def _passed_over(path: Path) -> bool:
+def _passed_over(name: str) -> bool:
     """Say whether a file or folder is hidden, or what macOS puts into archives."""
-    return path.name.startswith(".") or path.name == "__MACOSX"
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def _images(path: Path, labelled: bool) -> list[tuple[Path, str | None]]:
@@ -220,7 +220,7 @@ def _class_files(path: Path) -> list[Path]:
     files = _image_files(path)
     for folder in sorted(path.rglob("*/")):
         below = folder.relative_to(path)
-        hidden = any(name.startswith(".") for name in below.parts)
+        hidden = any(map(_passed_over, below.parts))
         if not hidden and (deeper := _image_files(folder)):
             raise ValueError(
                 f"{path}: expected the images of a class, all in this folder, found "

@@ -108,11 +108,11 @@ class EWC(Trained):
     def learn(self, x: Array, y: Array) -> None:
         """Take a step on every batch; hold what is needed at the end of the task."""
         super().learn(x, y)
-        wanted = self.of_pass[0]
+        held = sum(len(labels) for _, labels in self.held)
+        first = self.of_first_pass(held, len(y))
         if self.fisher_samples is not None:
-            wanted = min(wanted, self.fisher_samples)
-        left = max(0, wanted - sum(len(labels) for _, labels in self.held))
-        raw, labels = (torch.tensor(part[:left], device=self.device) for part in (x, y))
+            first = min(first, max(0, self.fisher_samples - held))
+        raw, labels = (torch.tensor(part[:first], device=self.device) for part in (x, y))
         self.held.append((raw, labels))
 
     def loss(self, raw: Tensor, labels: Tensor) -> Tensor:

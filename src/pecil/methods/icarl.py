@@ -58,11 +58,11 @@ class Revisiting(Replaying):
 
     def hold(self, x: Array, y: Array) -> bool:
         """Hold samples of the first pass; say whether these begin the task or are a whole pass."""
-        begun, left = self.came, self.of_pass[0] - self.came
+        begun, first = self.came, self.of_first_pass(self.came, len(y))
         self.came += len(y)
-        if left > 0:
+        if first:
             raw, labels = (torch.as_tensor(part, device=self.device) for part in (x, y))
-            self.held.append({"x": raw[:left].clone(), "y": labels[:left].clone()})
+            self.held.append({"x": raw[:first].clone(), "y": labels[:first].clone()})
         starts = accumulate(self.of_pass, initial=0)
         return begun == 0 or (begun, len(y)) in zip(starts, self.of_pass, strict=False)
 

@@ -195,6 +195,10 @@ class Trained:
         """Return the steps of the task if each pass has so many samples more."""
         return max(1, sum(-(-(n + more) // self.batch_size) for n in self.of_pass))
 
+    def of_first_pass(self, came: int, n: int) -> int:
+        """Return how many of n samples belong to the first pass, of which so many came before."""
+        return n if len(self.of_pass) == 1 else max(0, min(n, self.of_pass[0] - came))
+
     def learn(self, x: Array, y: Array) -> None:
         """Take a step on every batch."""
         raw, labels = (torch.as_tensor(part, device=self.device) for part in (x, y))

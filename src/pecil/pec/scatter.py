@@ -242,9 +242,8 @@ class Scatter:
         """
         grown = GROWN if self.total > self.dim else GROWN_FEW
         new, counts = grown * self.gauged < self.total, 1.0
-        if self._gauge is not None and not new:
-            known = [k for k, n in enumerate(self._gauge.counts) if n]
-            new = slot not in known and len(known) <= NEARLY * len(self.counts)
+        if self._gauge is not None and not new and not self._gauge.known(slot):
+            new = sum(n > 0 for n in self._gauge.counts) <= NEARLY * len(self.counts)
         if self._gauge is None or new:
             self._gauge = self.factor(shrinkage).handed_on()
         if new:
@@ -293,6 +292,10 @@ class Factor:
         other = copy.copy(self)
         other.stale, other.unseen = set(self.stale), set(self.unseen)
         return other
+
+    def known(self, slot: int) -> int:
+        """Return the samples of a class that it rests on."""
+        return self.counts[slot] if slot < len(self.counts) else 0
 
     def learned(self, slot: int) -> None:
         """Take note that a class has learned."""

@@ -301,8 +301,7 @@ class WhitenedPEC(ErrorClassifier):
         """
         factor, counts = self._scatter.gauge(self._shrinkage, slot)
         self._excess *= counts
-        known = factor.counts[slot] if slot < len(factor.counts) else 0
-        if 2 * known < self._scatter.counts[slot]:
+        if 2 * factor.known(slot) < self._scatter.counts[slot]:
             return
         means = self._scatter.means
         squares = factor.quadratic(features - means[slot]) * factor.scale
